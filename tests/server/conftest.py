@@ -31,8 +31,8 @@ def serve(drafter: Drafter) -> Iterator[Serve]:
     """Further servers, for tests that end or overload them."""
     made: list[Running] = []
 
-    def make(max_batch: int = 4, kv_tokens: int = 1024, **config: object) -> Running:
-        made.append(start(make_llm(drafter, max_batch, kv_tokens), **config))
+    def make(llm: LLM | None = None, **config: object) -> Running:
+        made.append(start(make_llm(drafter) if llm is None else llm, **config))
         return made[-1]
 
     yield make

@@ -7,19 +7,22 @@ from serving import Serve
 
 from peagle.server.middleware import BODY_BYTES, BODY_BYTES_PER_TOKEN
 
+PATHS = ("/", "/v1/models", "/health", "/metrics", "/openapi.json", "/peagle/catalog")
 
-def status(running, host: str) -> int:
+
+def statuses(running, host: str) -> set[int]:
+    """Those of all kinds of routes."""
     with running.http() as http:
-        return http.get("/v1/models", headers={"host": host}).status_code
+        return {http.get(path, headers={"host": host}).status_code for path in PATHS}
 
 
 def test_names_that_are_allowed(serve: Serve) -> None:
     running = serve(allowed_hosts=("models.example",))
-    for host in ("models.example", "MODELS.example:8000", "localhost:1", "127.0.0.1"):
-        assert status(running, host) == 200, host
-    for host in ("example", "x.models.example", "models.example.evil", "192.0.2.1"):
-        assert status(running, host) == 403, host
-    assert status(serve(allowed_hosts=("*",)), "evil.example") == 200
+    for host in ("models.example", "MODELS.example:8000", "localhost:1", "127.8.8.8", "[::1]:80"):
+        assert statuses(running, host) == {200}, host
+    for host in ("example", "x.models.example", "127.0.0.1.evil.example", "192.0.2.1", "[", ""):
+        assert statuses(running, host) == {403}, host
+    assert statuses(serve(allowed_hosts=("*",)), "evil.example") == {200}
 
 
 def test_with_a_key_any_name(serve: Serve) -> None:

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from serving import MODEL, Running, start
+from serving import MODEL, Running, Serve
 from tiny import make_target
 
 from peagle.engine.llm import LLM
@@ -145,15 +145,11 @@ def test_cached_tokens(running: Running) -> None:
 
 
 @pytest.mark.parametrize(("window", "room"), [(256, 160), (80, 256)])
-def test_max_model_len_is_the_longest_request_that_fits(window: int, room: int) -> None:
+def test_max_model_len_is_the_longest_that_fits(serve: Serve, window: int, room: int) -> None:
     llm = LLM(make_target(), lookup=False, kv_tokens=160)
     scheduler = llm.engine.scheduler
     scheduler.window, scheduler.budget = window, 40
-    running = start(llm)
-    try:
-        assert running.client().models.retrieve(MODEL).max_model_len == room  # type: ignore[attr-defined]
-    finally:
-        running.stop()
+    assert serve(llm).client().models.retrieve(MODEL).max_model_len == room  # type: ignore[attr-defined]
 
 
 def test_invocations(running: Running, llm: LLM) -> None:

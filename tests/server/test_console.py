@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
-from serving import MODEL, Running, Serve, start
+from serving import MODEL, Running, Serve
 from test_metrics import read
 from tiny import make_target
 
@@ -92,15 +92,14 @@ def test_sources_of_tokens(running: Running, llm: LLM, path: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"k": 3}, {"nodes": 9, "lookup": True}])
-def test_drafts_as_trees(drafter: Drafter, options: dict[str, Any]) -> None:
+def test_drafts_as_trees(serve: Serve, drafter: Drafter, options: dict[str, Any]) -> None:
     """Round by round: the accepted nodes and the target's tokens after them spell each answer."""
-    running = start(LLM(make_target(), drafter, max_batch=2, kv_tokens=1024, **options))
+    running = serve(LLM(make_target(), drafter, max_batch=2, kv_tokens=1024, **options))
     body = {"prompt": ["the cat sat on the mat. the cat sat on", "a dog ran"], "max_tokens": 60}
     body |= {"temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"peagle_drafts": True}}
     with running.http() as http:
         parts = [e["choices"][0] for e in streamed(http.post("/v1/completions", json=body))]
-    running.stop()
     for index in range(2):
         own = [part for part in parts if part["index"] == index]
         trees = [tree for part in own for tree in part["peagle_drafts"]["trees"]]

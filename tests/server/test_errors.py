@@ -140,19 +140,14 @@ def test_nothing_runs_on(small: Running) -> None:
     assert scheduler.pool.free == scheduler.pool.count
 
 
-@pytest.mark.parametrize("harmless", [{"echo": False}, {"best_of": 1}, {"suffix": None}])
-def test_what_asks_for_nothing_is_no_error(running: Running, harmless: dict[str, Any]) -> None:
-    body = {"prompt": "a", "max_tokens": 1, "user": "me", "temperature": None} | harmless
-    with running.http() as http:
-        assert http.post("/v1/completions", json=body).status_code == 200
-
-
 def test_fields_that_clients_send_are_no_error(running: Running) -> None:
-    """Unknown fields are ignored, unless they are near to a known one; null counts as left out."""
+    """Unknown fields are ignored, unless they are near to a known one; null counts as left out, as
+    do unsupported ones that ask for nothing."""
     more = {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}
     more |= {"prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low", "some_new": 1}
     more |= {"prediction": {}, "add_special_tokens": True, "cache_salt": "x", "temprature": None}
-    more |= {"parallel_tool_calls": False, "thinking": {}, "x" * 5000: 1}
+    more |= {"parallel_tool_calls": False, "thinking": {}, "x" * 5000: 1, "temperature": None}
+    more |= {"echo": False, "best_of": 1, "suffix": None}
     with running.http() as http:
         body = {"prompt": "a", "messages": [USER], "max_tokens": 1} | more
         for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
@@ -236,9 +231,7 @@ def test_no_browser_is_let_in(running: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_fails_alone(
-    running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+def test_one_fails_alone(running: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     accept = engine.accept
 
     def failing(request: Request, *rest: Any) -> list[int]:

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from serving import MODEL, Running, Serve, start
+from serving import MODEL, Running, Serve, make_llm
 from tiny import make_target
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
+from peagle.model.drafter import Drafter
 
 
 def read(running: Running) -> dict[tuple[str, str], float]:
@@ -77,9 +78,9 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
     assert places == drafting.accepted + [0] * (3 - len(drafting.accepted))
 
 
-def test_preempted(serve: Serve) -> None:
+def test_preempted(serve: Serve, drafter: Drafter) -> None:
     """The newest requests wait while memory is short; all are finished."""
-    running = serve(max_batch=4, kv_tokens=112)
+    running = serve(make_llm(drafter, kv_tokens=112))
     got = running.complete(
         [[60 + i, 61, 62] for i in range(4)], max_tokens=40, extra_body={"ignore_eos": True}
     )
@@ -90,12 +91,12 @@ def test_preempted(serve: Serve) -> None:
     assert values["vllm:generation_tokens_total", ""] == 160
 
 
-def test_lookup_alone() -> None:
+def test_lookup_alone(serve: Serve) -> None:
     """Without a head all that is accepted is from lookup."""
     alone = LLM(make_target(), max_batch=4, kv_tokens=1024)
     ids = [60, 61, 62]
     answer = alone.generate([ids], SamplingParams(max_tokens=60, ignore_eos=True))[0].token_ids
-    running = start(alone.use(None, nodes=8, lookup=True))
+    running = serve(alone.use(None, nodes=8, lookup=True))
     running.complete([*ids, *answer, *ids], max_tokens=60, temperature=0,
         extra_body={"ignore_eos": True},
     )  # fmt: skip
@@ -105,7 +106,6 @@ def test_lookup_alone() -> None:
     assert values["peagle:spec_decode_num_accepted_tokens_from_lookup_total", ""] == accepted
     assert values["peagle:decode_tokens_total", ""] == 59
     assert values["peagle:decode_forwards_total", ""] < 59
-    running.stop()
 
 
 @pytest.mark.parametrize("name", ["vllm:spec_decode_num_drafts_total", "vllm:prompt_tokens_total"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from serving import MODEL, Brake, Running, Serve, all_free, start, until
+from serving import MODEL, Brake, Running, Serve, all_free, until
 from test_console import streamed
 from test_metrics import read
 from tiny import make_target
@@ -85,20 +85,9 @@ def test_lanes_draft_as_the_server(
         assert nodes > 3, "a tree has more nodes than the head has places"
 
 
-def test_what_lookup_found(drafter: Drafter) -> None:
-    """Its share is that of the tokens whose pieces it is the source of. (The catalog's EAGLE-3 has
-    random weights.)"""
-    llm = LLM(make_target(), drafter, nodes=12)
-    _, *rounds, _ = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 96)
-    own = [event for event in rounds if event["lane"] == 2]
-    sources = [piece["source"] for event in own for piece in event["pieces"]]
-    found = own[-1]["accepted_from_lookup"]
-    assert 0.2 < found / own[-1]["tokens"] < 1 and found == sources.count("lookup")
-
-
-def test_nothing_is_left_of_it(drafter: Drafter) -> None:
+def test_nothing_is_left_of_it(serve: Serve, drafter: Drafter) -> None:
     """The engine, its cache, its target's mode, and every number at /metrics."""
-    running = start(LLM(make_target(), drafter, k=2, max_batch=4, kv_tokens=1024))
+    running = serve(LLM(make_target(), drafter, k=2, max_batch=4, kv_tokens=1024))
     client, target = running.client(), running.api.llm.target
     asked: dict[str, Any] = {"model": MODEL, "prompt": [60 + i for i in range(40)], "max_tokens": 9}
     asked |= {"temperature": 0}
@@ -113,7 +102,6 @@ def test_nothing_is_left_of_it(drafter: Drafter) -> None:
     assert (target.config._experts_implementation, target.config._attn_implementation) == state
     assert again.usage is not None and again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens == 32, "the prefix is still known"
-    running.stop()
 
 
 @pytest.mark.parametrize("method", ["none", "lookup", "p-eagle"])

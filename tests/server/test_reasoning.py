@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import MODEL, start
-from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, say, thinking_target
+from serving import Serve
+from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, ids, say, thinking_target
 from tiny import CHATML
 
 from peagle.data.chat import Style, prompt_ids
@@ -19,10 +19,6 @@ ASKED: Any = [{"role": "user", "content": "the <think> cat"}]
 CALL = '<tool_call>\n{"name": "sit", "arguments": {"on": "mat"}}\n</tool_call>'
 both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 styles = pytest.mark.parametrize("stream", [False, True])
-
-
-def ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def parse(
@@ -99,8 +95,7 @@ def test_what_the_prompt_began(marks: str, stream: bool) -> None:
 
 @styles
 def test_marks_that_only_the_template_knows(stream: bool) -> None:
-    tokenizer = byte_level()
-    tokenizer.chat_template = OTHER
+    tokenizer = byte_level(template=OTHER)
     answer = "<|hm|>\n<think>\n<|so|>it sat"
     assert parse(tokenizer, answer, stream=stream)[:2] == ("<think>", "it sat")
     tokenizer.chat_template = CHATML
@@ -145,27 +140,21 @@ FORM: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enu
 @styles
 @pytest.mark.parametrize("template", [QWEN3, R1])
 def test_a_form_is_the_answers(
-    template: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, template: str, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = byte_level()
-    tokenizer.chat_template = template
+    tokenizer = byte_level(template=template)
     begun = "" if template is R1 else "<think>\n"
     say(monkeypatch, ids(tokenizer, begun + 'hm {"a"} \n</think>Sure'))
-    running = start(LLM(thinking_target(tokenizer), max_batch=2, kv_tokens=512))
-    try:
-        create = running.client().chat.completions.create
-        how: Any = {"model": MODEL, "messages": ASKED, "response_format": FORM, "stream": stream}
-        for most in (60, 9):
-            got: Any = create(**how, max_tokens=most)
-            choices = [part.choices[0] for part in (got if stream else [got])]
-            parts = [choice.delta if stream else choice.message for choice in choices]
-            content = "".join(part.content or "" for part in parts)
-            reasoning = "".join(getattr(part, "reasoning", None) or "" for part in parts)
-            if most == 60:
-                assert (reasoning, json.loads(content) in ("a", "b")) == ('hm {"a"}', True)
-                assert choices[-1].finish_reason == "stop"
-            else:
-                assert content == "" and 'hm {"a"}'.startswith(reasoning)
-                assert choices[-1].finish_reason == "length"
-    finally:
-        running.stop()
+    running = serve(LLM(thinking_target(tokenizer), max_batch=2, kv_tokens=512))
+    for most in (60, 9):
+        got = running.chat(ASKED, response_format=FORM, stream=stream, max_tokens=most)
+        choices = [part.choices[0] for part in (got if stream else [got])]
+        parts = [choice.delta if stream else choice.message for choice in choices]
+        content = "".join(part.content or "" for part in parts)
+        reasoning = "".join(getattr(part, "reasoning", None) or "" for part in parts)
+        if most == 60:
+            assert (reasoning, json.loads(content) in ("a", "b")) == ('hm {"a"}', True)
+            assert choices[-1].finish_reason == "stop"
+        else:
+            assert content == "" and 'hm {"a"}'.startswith(reasoning)
+            assert choices[-1].finish_reason == "length"

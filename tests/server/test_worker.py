@@ -7,12 +7,13 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from serving import MODEL, Brake, Running, Serve, all_free, until
+from serving import MODEL, Brake, Running, Serve, all_free, make_llm, until
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
+from peagle.model.drafter import Drafter
 from peagle.server import middleware
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
@@ -37,9 +38,9 @@ def test_a_client_that_leaves_frees_everything(serve: Serve, brake: Brake) -> No
     assert 'finished_reason="abort",model_name="tiny"} 4.0' in metrics
 
 
-def test_a_full_queue(serve: Serve, brake: Brake) -> None:
+def test_a_full_queue(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     """One may run and two wait; the fourth is told to come again, and those before it finish."""
-    running = serve(max_batch=1, max_queue=2)
+    running = serve(make_llm(drafter, max_batch=1), max_queue=2)
     brake.go.clear()
     texts: list[str] = []
 
@@ -61,9 +62,9 @@ def test_a_full_queue(serve: Serve, brake: Brake) -> None:
     until(lambda: all_free(running))
 
 
-def test_the_time_is_over(serve: Serve, brake: Brake) -> None:
+def test_the_time_is_over(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     """The output so far is the answer; a request without any gets 503."""
-    running = serve(max_batch=1, max_seconds=0.05)
+    running = serve(make_llm(drafter, max_batch=1), max_seconds=0.05)
     brake.go.clear()
     told: dict[int, httpx2.Response] = {}
 
@@ -100,26 +101,6 @@ def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyP
     assert said.startswith(b"HTTP/1.1 408 ") and b"the body has not come within" in said
 
 
-def test_draining(serve: Serve, brake: Brake) -> None:
-    """Running requests are finished, new ones refused, and then the server ends."""
-    running = serve()
-    stream = iter(running.client().completions.create(**LONG, stream=True))
-    parts = [next(stream)]
-    brake.go.clear()
-    running.server.handle_exit(15, None)
-    with pytest.raises(openai.APIStatusError, match="the server ends") as raised:
-        running.complete("a")
-    assert raised.value.status_code == 503
-    with running.http() as http:
-        health = http.get("/health")
-        assert (health.status_code, health.json()) == (503, {"status": "draining"})
-    brake.go.set()
-    parts += stream
-    assert parts[-1].choices[0].finish_reason == "length"
-    running.thread.join(30)
-    assert not running.thread.is_alive() and not running.api.worker.failed
-
-
 def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
     """Running requests are cancelled; their answers end."""
     running = serve()
@@ -136,8 +117,10 @@ def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
-    """Every client gets the error, and the server ends."""
+def test_a_failed_engine(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """Every client gets the error, and the server ends; a panic in native code is no Exception."""
     running = serve()
     ticking, on_tick = threading.Event(), running.server.on_tick
 
@@ -147,7 +130,7 @@ def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: 
     monkeypatch.setattr(running.server, "on_tick", late)
 
     def broken(engine: Engine) -> None:
-        raise RuntimeError("out of something")
+        raise BaseException("out of something")
 
     monkeypatch.setattr(running.api.llm.engine, "step", broken.__get__(running.api.llm.engine))
     with pytest.raises(openai.APIError, match="the engine has failed"):
@@ -159,11 +142,10 @@ def test_a_failed_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: 
     ticking.set()
     running.thread.join(30)
     assert not running.thread.is_alive() and running.api.worker.failed
+    assert "out of something" in caplog.text
 
 
-def test_a_request_that_cannot_be_prepared(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_not_prepared(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     make_requests = LLM.make_requests
 
     def picky(llm: LLM, ids: list[int], params: SamplingParams, first: int) -> list[Request]:

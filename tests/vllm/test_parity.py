@@ -161,10 +161,7 @@ def lose_the_mask_state(drafter: Drafter) -> None:
     drafter.mask_hidden.data.zero_()
 
 
-MISTAKES = {
-    "p-eagle": (tap_the_next_layer, lose_the_mask_state),
-    "eagle3": (tap_the_next_layer,),
-}
+MISTAKES = {"p-eagle": (tap_the_next_layer, lose_the_mask_state), "eagle3": (tap_the_next_layer,)}
 
 
 @pytest.mark.parametrize("method", DEPTHS)

@@ -183,9 +183,7 @@ def test_off_in_one_line(
 
 
 @torch.no_grad()
-def test_a_head_without_a_correction_is_vllms(
-    load: Load, drafter: Drafter, head: Path, caplog: Any
-) -> None:
+def test_without_a_correction(load: Load, drafter: Drafter, head: Path, caplog: Any) -> None:
     (head / "correction" / "config.json").unlink()
     normed = torch.randn(K, drafter.config.transformer.hidden_size)
     plain = in_target(drafter, drafter.logits(normed))

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from corrected_heads import corrected
 from refusals import refused as expected
+from refusals import refused_command
 from tiny import METHODS, make_drafter, make_target, save_target
 from transformers import LlamaConfig
 
@@ -25,6 +27,7 @@ from peagle.cli.main import main
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_config, read_keys
 from peagle.heads.save import save_drafter
+from peagle.methods.keys import LAYER_IDS
 from peagle.model.layer_config import LayerConfig
 from peagle.server.run import bind
 from peagle.vllm.flags import RUNNER
@@ -81,6 +84,10 @@ def value(line: list[str], option: str) -> str:
     return line[line.index(option) + 1]
 
 
+def drafting(line: list[str]) -> dict[str, Any]:
+    return json.loads(value(line, "--speculative-config"))
+
+
 class Started(NamedTuple):
     """A process that ours becomes, and what was printed by then."""
 
@@ -128,7 +135,7 @@ def test_a_head_is_exported_and_vllm_started(
     assert [value(line, name) for name in names] == ["127.0.0.1", "me", "3", "float32"]
     assert value(line, "--tensor-parallel-size") == "2"
     assert value(line, "--distributed-executor-backend") == "ray"
-    speculative = json.loads(value(line, "--speculative-config"))
+    speculative = drafting(line)
     exported = Path(speculative.pop("model"))
     wanted = {"method": "eagle3", "num_speculative_tokens": 5, "parallel_drafting": True}
     assert speculative == wanted
@@ -156,26 +163,21 @@ def line(start: Start) -> Line:
 
 def test_a_head_is_exported_once(target: Path, heads: dict[str, Path], line: Line) -> None:
     asked = (target, "--head", heads["p-eagle"])
-    first, again = (
-        json.loads(value(line(*asked, "--k", k), "--speculative-config")) for k in (3, 4)
-    )
+    first, again = (drafting(line(*asked, "--k", k)) for k in (3, 4))
     assert first["num_speculative_tokens"] == 3 and first["model"] == again["model"]
 
 
 def test_a_head_that_vllm_reads(target: Path, heads: dict[str, Path], line: Line) -> None:
     found = line(target, "--head", heads["eagle3"], "--chat-template", "plain")
-    speculative = json.loads(value(found, "--speculative-config"))
+    speculative = drafting(found)
     assert speculative["model"] == str(heads["eagle3"]) and "parallel_drafting" not in speculative
     assert value(found, "--chat-template").startswith("{% for message in messages %}")
 
 
 def test_without_a_head(target: Path, line: Line) -> None:
     assert "--speculative-config" not in line(target)
-    config = '{"method": "ngram", "num_speculative_tokens": 2}'
-    assert line(target, "--", "--speculative-config", config)[-2:] == [
-        "--speculative-config",
-        config,
-    ]
+    own = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
+    assert line(target, "--", *own)[-2:] == own
 
 
 def test_the_command_of_the_package_for_gpus(target: Path, vllm: Path, line: Line) -> None:
@@ -195,18 +197,14 @@ def test_flags_of_the_catalog(
     assert found[model + 1 : model + 5] == ["--a-b", "3", "--no-c", "--d"]
     assert found[-2:] == ["--a-b", "4"]
     stand_in(vllm, GPU)
-    assert [value(line(target), name) for name in ("--max-num-seqs", "--tensor-parallel-size")] == [
-        "64", "2"
-    ]  # fmt: skip
+    names = ("--max-num-seqs", "--tensor-parallel-size")
+    assert [value(line(target), name) for name in names] == ["64", "2"]
 
 
-def test_more_load_means_fewer_draft_tokens(
-    target: Path, heads: dict[str, Path], line: Line
-) -> None:
+def test_more_load_means_fewer_drafts(target: Path, heads: dict[str, Path], line: Line) -> None:
     asked = (target, "--head", heads["eagle3"], "--max-batch", 256)
-    for more, k in (((), 1), (("--k", 3), 3)):
-        config = json.loads(value(line(*asked, *more), "--speculative-config"))
-        assert config["num_speculative_tokens"] == k
+    for more, k in ([], 1), (["--k", 3], 3):
+        assert drafting(line(*asked, *more))["num_speculative_tokens"] == k
 
 
 Refused = Callable[..., str]
@@ -216,17 +214,8 @@ Refused = Callable[..., str]
 def refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], vllm: Path
 ) -> Refused:
-    def run(*args: object) -> str:
-        line = ["peagle", "serve", *map(str, args)]
-        monkeypatch.setattr("sys.argv", line)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and len(error.splitlines()) == 1, error
-        return error
-
     monkeypatch.setenv("PEAGLE_VLLM_PYTHON", str(vllm))
-    return run
+    return partial(refused_command, capsys, "serve")
 
 
 def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
@@ -315,9 +304,7 @@ def test_a_vllm_that_loses_temperatures(heads: dict[str, Path]) -> None:
 
 def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Path) -> None:
     raw = json.loads((heads["eagle3"] / "config.json").read_text())
-    raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = raw.pop(
-        "eagle_aux_hidden_state_layer_ids"
-    )
+    raw["eagle_config"][LAYER_IDS] = raw.pop(LAYER_IDS)
     (tmp_path / "config.json").write_text(json.dumps(raw))
     head = found(tmp_path)
     assert server_environment(GPU, head, {})[RUNNER] == "0"
@@ -326,13 +313,16 @@ def test_layers_that_only_one_runner_finds(heads: dict[str, Path], tmp_path: Pat
     assert RUNNER not in server_environment(GPU, found(heads["eagle3"]), {})
 
 
-def test_what_speculators_peagle_loses(heads: dict[str, Path], tmp_path: Path) -> None:
+def test_heads_that_must_be_exported(heads: dict[str, Path], tmp_path: Path) -> None:
+    """Our own P-EAGLE, one of speculators with a norm that vLLM loses, and int8."""
     made = make_target()
-    save_drafter(make_drafter(made, "p-eagle"), tmp_path / "head", "speculators")
-    assert not unreadable(read_keys(tmp_path / "head")) and unreadable(read_keys(heads["p-eagle"]))
-    raw = json.loads((tmp_path / "head" / "config.json").read_text())
-    (tmp_path / "head" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
-    assert unreadable(read_keys(tmp_path / "head"))
+    save_drafter(make_drafter(made, "p-eagle"), tmp_path / "theirs", "speculators")
+    save_drafter(make_drafter(made, "eagle3"), tmp_path / "int8", dtype=torch.int8)
+    read = [heads["eagle3"], tmp_path / "theirs", heads["p-eagle"], tmp_path / "int8"]
+    assert [bool(unreadable(read_keys(head))) for head in read] == [False, False, True, True]
+    raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(raw | {"fc_norm": True}))
+    assert unreadable(read_keys(tmp_path / "theirs"))
 
 
 def test_a_head_without_layer_ids_is_read(
@@ -341,16 +331,11 @@ def test_a_head_without_layer_ids_is_read(
     """vLLM takes its defaults, as we do."""
     head = shutil.copytree(heads["eagle3"], tmp_path / "head")
     raw = json.loads((head / "config.json").read_text())
-    for key in ("eagle_aux_hidden_state_layer_ids", "eagle_config", "peagle"):
+    for key in (LAYER_IDS, "eagle_config", "peagle"):
         del raw[key]
     (head / "config.json").write_text(json.dumps(raw))
     started = line(save_target(make_target(layers=7), tmp_path / "seven"), "--head", head)
-    assert json.loads(value(started, "--speculative-config"))["model"] == str(head)
-
-
-def test_int8_heads_are_exported(heads: dict[str, Path], tmp_path: Path) -> None:
-    save_drafter(make_drafter(make_target(), "eagle3"), tmp_path / "head", dtype=torch.int8)
-    assert not unreadable(read_keys(heads["eagle3"])) and unreadable(read_keys(tmp_path / "head"))
+    assert drafting(started)["model"] == str(head)
 
 
 def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -361,7 +346,6 @@ def test_what_a_cpu_wants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     found = server_environment(intel, None, {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "a.so"})
     assert found["LD_PRELOAD"] == f"libtcmalloc_minimal.so.4:{tmp_path}/lib/libiomp5.so:a.so"
     assert found["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert server_environment(intel, None, found)["LD_PRELOAD"] == found["LD_PRELOAD"], (
-        "named already"
-    )
+    again = server_environment(intel, None, found)
+    assert again["LD_PRELOAD"] == found["LD_PRELOAD"], "named already"
     assert server_environment(GPU, None, {}) == {"VLLM_NO_USAGE_STATS": "1"}

@@ -109,9 +109,7 @@ def check_same(made: Path, target: Target, data: list[Example], folder: Path) ->
         torch.testing.assert_close(one.features, other.features, rtol=1 / 128, atol=1e-5)
 
 
-def test_it_is_the_capture_of_transformers(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
+def test_it_is_transformers_capture(tmp_path: Path, target: Target, data: list[Example]) -> None:
     read = captured(target, data, tmp_path / "vllm", tensor_parallel=2)
     asked = json.loads((tmp_path / "vllm" / "asked.json").read_text())
     assert asked["tensor_parallel_size"] == 2
@@ -131,9 +129,7 @@ def test_a_feature_that_leaves_the_last_layer(
     check_same(read, target, data, tmp_path / "transformers")
 
 
-def test_files_are_read_and_deleted_as_they_come(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
+def test_files_go_as_they_come(tmp_path: Path, target: Target, data: list[Example]) -> None:
     allowed, seen = tokens_in_passing([len(e.ids) for e in data]), list[int]()
     assert allowed == 2 * CONTEXT
     row = target.config.hidden_size * (len(LAYERS) + 1) * target.dtype.itemsize
