@@ -31,12 +31,12 @@ R1 = (
 OTHER = QWEN3.replace("<think>", "<|hm|>").replace("</think>", "<|so|>")
 
 
-def byte_level(marks: str = "added") -> PreTrainedTokenizerFast:
+def byte_level(marks: str = "added", template: str = QWEN3) -> PreTrainedTokenizerFast:
     """`marks` of thoughts are "added" tokens, "special" ones, or "text"."""
-    return with_marks(make_tokenizer(), marks)
+    return with_marks(make_tokenizer(template), marks)
 
 
-def byte_fallback(marks: str = "added") -> PreTrainedTokenizerFast:
+def byte_fallback(marks: str = "added", template: str = QWEN3) -> PreTrainedTokenizerFast:
     """As Llama 2 and Gemma have it: the words are bytes."""
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<0x{b:02X}>" for b in range(256))]
     backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
@@ -44,18 +44,21 @@ def byte_fallback(marks: str = "added") -> PreTrainedTokenizerFast:
     backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>", "<|im_start|>"]})
+    tokenizer.chat_template = template
     return with_marks(tokenizer, marks)
 
 
 def with_marks(tokenizer: PreTrainedTokenizerFast, marks: str) -> PreTrainedTokenizerFast:
     if marks != "text":
-        names = ["<think>", "</think>", "<|hm|>", "<|so|>"]
         special = marks == "special"
-        tokenizer.add_tokens(
-            [AddedToken(n, special=special) for n in names], special_tokens=special
-        )
-    tokenizer.chat_template = QWEN3
+        names = ["<think>", "</think>", "<|hm|>", "<|so|>"]
+        tokens = [AddedToken(name, special=special) for name in names]
+        tokenizer.add_tokens(tokens, special_tokens=special)
     return tokenizer
+
+
+def ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def thinking_target(tokenizer: PreTrainedTokenizerFast) -> Target:
@@ -85,10 +88,9 @@ HARMONY = (
 )
 
 
-def harmony() -> PreTrainedTokenizerFast:
+def harmony(template: str = HARMONY) -> PreTrainedTokenizerFast:
     """As GPT-OSS."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(template)
     names = [f"<|{mark}|>" for mark in HARMONY_MARKS]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
-    tokenizer.chat_template = HARMONY
     return tokenizer

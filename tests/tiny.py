@@ -30,8 +30,8 @@ CHATML = (
 METHODS: tuple[str, ...] = ("p-eagle", "eagle3")
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over ASCII letters, ids 0 to 4 special, a ChatML template."""
+def make_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over ASCII letters, ids 0 to 4 special."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -43,7 +43,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", bos_token="<|endoftext|>"
     )
-    tokenizer.chat_template = CHATML
+    tokenizer.chat_template = template
     return tokenizer
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from refusals import refused_command
-from runner import SMALL, Refused, invoke, save_answers, save_target
+from runner import SMALL, Refused, Words, invoke, save_answers, save_target
 from tiny import METHODS
 
 
@@ -45,3 +45,9 @@ def heads(runs: dict[str, Path]) -> dict[str, Path]:
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     """Runs a command that must end with exit code 2; see refusals.refused_command."""
     return partial(refused_command, capsys)
+
+
+@pytest.fixture(scope="session")
+def training(target: Path, answers: Path) -> Words:
+    """The command that trains a head on the target's own answers; it lacks an output."""
+    return ("train", target, "--data", answers)

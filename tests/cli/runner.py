@@ -8,12 +8,14 @@ from typing import Any
 
 import tiny
 from click.testing import Result
+from json_files import read_lines, write_lines
 from tiny import make_target, own_answers
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
 
 Refused = Callable[..., str]  # see conftest.py
+Words = tuple[object, ...]  # of a command line
 PEAGLE = Path(sys.executable).parent / "peagle"
 LAYERS = 7  # the fewest that have default feature layers
 SMALL = ("--layers", "2", "--depths", "4", "--draft-vocab", "112", "--lr", "3e-3")
@@ -43,17 +45,10 @@ def save_answers(file: Path, count: int = 24) -> Path:
     for number, example in enumerate(own_answers(make_target(layers=LAYERS), count)):
         start = example.supervised.index(True)
         ids = {"prompt_ids": example.ids[:start], "answer_ids": example.ids[start:]}
-        lines.append(json.dumps({"record": number, **ids}))
-    file.write_text("\n".join(lines) + "\n")
-    return file
-
-
-def write_lines(file: Path, *records: object) -> Path:
-    """A JSONL file."""
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
+        lines.append({"record": number, **ids})
+    return write_lines(file, *lines)
 
 
 def metrics(output: Path) -> list[dict[str, Any]]:
     """Lines of a training run's metrics.jsonl."""
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(output / "metrics.jsonl")

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runner import write_lines
+from json_files import write_lines
+from runner import Words
 
 SAY = ("hi", "--max-tokens", 4)
 
@@ -34,9 +35,7 @@ SAY = ("hi", "--max-tokens", 4)
         ((*SAY, "--head", "./nowhere"), "head"),
     ],
 )
-def test_generate_options(
-    refused, target: Path, options: tuple[object, ...], field: str | None
-) -> None:
+def test_generate_options(refused, target: Path, options: Words, field: str | None) -> None:
     refused("generate", target, *options, field=field)
 
 
@@ -73,14 +72,12 @@ def test_method_of_the_head(refused, target: Path, heads: dict[str, Path]) -> No
 
 
 @pytest.mark.parametrize("command", ["doctor", "export", "generate", "eval", "bench", "serve"])
-def test_a_run_folder_in_the_place_of_its_head(
-    refused, target: Path, tmp_path: Path, command: str
-) -> None:
+def test_a_run_folder_for_its_head(refused, target: Path, tmp_path: Path, command: str) -> None:
     run = tmp_path / "mine"
     (run / "head").mkdir(parents=True)
     (run / "head" / "config.json").write_text("{}")
     prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]})
-    options: dict[str, tuple[object, ...]] = {
+    options: dict[str, Words] = {
         "doctor": (run, target),
         "export": (run, tmp_path / "made", "--to", "vllm"),
         "generate": (target, *SAY, "--head", run),
@@ -141,10 +138,7 @@ def test_train_init_from_the_other_method(
     [
         ('{"prompt_ids": [5], "answer_ids": [6, 7, 8]}\n{"half', ":2: not JSON"),
         ("[1]\n", ":1: expected a JSON object, found list"),
-        (
-            '{"messages": [{"role": "user", "content": "hi"}]}\n',
-            "record 1: the conversation",
-        ),
+        ('{"messages": [{"role": "user", "content": "hi"}]}\n', "record 1: the conversation"),
         ('{"prompt_ids": [5, 6], "answer_ids": []}\n', "no answer to train on within"),
         ("", "no records: the file is empty"),
     ],

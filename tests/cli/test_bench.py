@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from runner import Refused, invoke, write_lines
+from json_files import write_lines
+from runner import Refused, invoke
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
@@ -34,10 +35,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(
-    target: Path,
-    heads: dict[str, Path],
-    questions: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    target: Path, heads: dict[str, Path], questions: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     output = tmp_path_factory.mktemp("measured") / "deep" / "bench.json"
     named = [part for method, head in heads.items() for part in (f"--{method}", head)]
@@ -70,9 +68,7 @@ def test_the_file(measured: Path, target: Path) -> None:
             assert "same" not in row
 
 
-def test_settings_of_one_method(
-    target: Path, heads: dict[str, Path], questions: Path, tmp_path: Path
-) -> None:
+def test_settings(target: Path, heads: dict[str, Path], questions: Path, tmp_path: Path) -> None:
     """Chain, tree and the budget are told apart, in file and tables."""
     output = tmp_path / "bench.json"
     named = [part for method, head in heads.items() for part in (f"--{method}", head)]
@@ -110,15 +106,6 @@ def test_settings_of_one_method(
     assert "8 nodes + lookup" in output.with_suffix(".html").read_text()
     again = invoke("bench", "compare", output, output).stdout
     assert again.count("alike") == len(rows) and "8 nodes + lookup" in again
-
-
-def test_no_lookup(target: Path, heads: dict[str, Path], questions: Path, tmp_path: Path) -> None:
-    output = tmp_path / "bench.json"
-    asked = ("--methods", "p-eagle", "--p-eagle", heads["p-eagle"], "--nodes", "4,12")
-    load = ("--max-tokens", 8, "--repeats", 1, "--dataset", questions, "--output", output)
-    invoke("bench", target, *asked, *load, "--no-lookup")
-    rows = json.loads(output.read_text())["rows"]
-    assert [(row["max_nodes"], row["lookup"]) for row in rows] == [(4, False), (12, False)]
 
 
 def test_page(measured: Path) -> None:

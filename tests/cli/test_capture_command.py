@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner import SMALL, invoke, metrics, save_target, write_lines
+from json_files import write_lines
+from runner import SMALL, Words, invoke, metrics, save_target
 from tiny import METHODS
 from typer.testing import CliRunner
 
@@ -36,7 +37,7 @@ def folder(target: Path, answers: Path, tmp_path_factory: pytest.TempPathFactory
     return made
 
 
-def capture(target: Path, answers: Path, folder: Path) -> tuple[object, ...]:
+def capture(target: Path, answers: Path, folder: Path) -> Words:
     where = ("--data", answers, "--output", folder)
     return ("data", "capture", target, *where, "--shard-mb", 0.05)
 
@@ -52,9 +53,7 @@ def test_documents_are_cut_at_the_context(tmp_path: Path) -> None:
     assert metrics(tmp_path / "run")[0]["answer_tokens"] == 30
 
 
-def test_a_capture_can_be_trained_on(
-    target: Path, answers: Path, folder: Path, tmp_path: Path
-) -> None:
+def test_a_capture_is_trained_on(target: Path, answers: Path, folder: Path, tmp_path: Path) -> None:
     assert len(list(folder.glob("shard-*.safetensors"))) > 2
     for name, data in (("online", answers), ("stored", folder)):
         invoke("train", target, "--data", data, "--output", tmp_path / name, *STEPS)
@@ -93,14 +92,6 @@ def test_layers_of_the_target_are_not_run(
     assert not (tmp_path / "other").exists() and not (tmp_path / "exported").exists()
 
 
-def test_init_from_a_head(
-    target: Path, folder: Path, heads: dict[str, Path], tmp_path: Path
-) -> None:
-    start = ("--init-from", heads["p-eagle"], "--depths", 4, "--steps", 2)
-    invoke("train", target, "--data", folder, "--output", tmp_path, *start)
-    assert len(metrics(tmp_path)) == 2
-
-
 def test_what_is_there_is_said(target: Path, answers: Path, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
@@ -109,9 +100,7 @@ def test_what_is_there_is_said(target: Path, answers: Path, folder: Path, tmp_pa
     assert "17 documents are there: 0.1 MB to write" in said
 
 
-def test_the_layers_of_the_capture_are_the_heads(
-    target: Path, answers: Path, tmp_path: Path, refused
-) -> None:
+def test_its_layers_are_the_heads(target: Path, answers: Path, tmp_path: Path, refused) -> None:
     made = tmp_path / "made"
     invoke(*capture(target, answers, made), "--feature-layers", "1,2")
     invoke("train", target, "--data", made, "--output", tmp_path / "out", *STEPS)
@@ -119,14 +108,6 @@ def test_the_layers_of_the_capture_are_the_heads(
     command = ("train", target, "--data", made, "--output", tmp_path / "other", *STEPS)
     line = refused(*command, "--feature-layers", "1,3,5")
     assert f"{made}: captured with feature layers (1, 2), now (1, 3, 5)" in line
-
-
-def test_another_target_is_refused(
-    other_target: Path, folder: Path, tmp_path: Path, refused
-) -> None:
-    line = refused("train", other_target, "--data", folder, "--output", tmp_path, *STEPS)
-    assert "captured from a target with other weights" in line
-    assert "weights_hash" in line
 
 
 def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, refused) -> None:
@@ -154,16 +135,6 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
 def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, field) -> None:
     refused(*capture(target, answers, tmp_path / "made"), *options, field=field)
     assert not (tmp_path / "made").exists()
-
-
-def test_too_little_room(
-    target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: full)
-    line = refused(*capture(target, answers, tmp_path / "made"))
-    assert "needs 0.2 MB for 24 documents" in line
-    assert "0.0 MB are free" in line
 
 
 def test_a_disk_that_refuses(

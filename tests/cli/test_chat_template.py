@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner import invoke, printed, save_target, write_lines
+from json_files import write_lines
+from runner import invoke, printed, save_target
 
 OTHER = (
     "{% for m in messages %}{{ m.role }}:\n{{ m.content }}<|im_end|>{% endfor %}"
@@ -71,9 +72,7 @@ def test_another_template_is_the_targets_own(
         ("data", "regenerate", target, "--head", head, *regenerate),
         ("export", head, tmp_path / "exported", "--to", "vllm", "--target", target),
     ):
-        assert "name the template it was trained with (--chat-template)" in refused(*command), (
-            command[0]
-        )
+        assert "name the template it was trained with (--chat-template)" in refused(*command)
         invoke(*command, *how)
     assert invoke("chat", target, "--head", head, *SHORT, *how, stdin="the cat\n").stdout
     assert "chat template" in invoke("doctor", head, target, *how).stdout
@@ -112,9 +111,7 @@ def test_a_target_without_one_is_refused(
         ("eval", bare, *dataset),
     ):
         line = refused(*command)
-        assert "has no chat template; name a Jinja file with --chat-template, or plain" in line, (
-            command
-        )
+        assert "has no chat template; name a Jinja file with --chat-template, or plain" in line
         assert ("; --raw continues the text" in line) == (command[0] == "generate")
 
 
@@ -135,9 +132,7 @@ def test_exact_tokens_need_no_template(bare: Path, answers: Path, tmp_path: Path
     assert recorded(tmp_path / "run" / "head") == ""
 
 
-def test_a_template_in_the_settings_of_a_run(
-    target: Path, files: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_template_in_settings(target: Path, files: dict[str, Path], tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(f"chat_template: {files['template']}\n")
     how = ("--data", files["talks"], "--output", tmp_path / "run", *SMALL)

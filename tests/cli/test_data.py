@@ -1,14 +1,13 @@
 """`peagle data`: what it makes can be looked at, and trained on."""
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from json_files import read_lines, write_lines
 from refusals import refused
-from runner import invoke, metrics, printed, write_lines
+from runner import Words, invoke, metrics, printed
 
 from peagle.cli.data import template_args
 from peagle.engine.params import SamplingParams
@@ -17,10 +16,6 @@ SMALL = ("--layers", 1, "--depths", 2, "--draft-vocab", 100)
 USER = ("--max-tokens", 8)
 TALKATIVE = SamplingParams(temperature=1.2, max_tokens=48)  # user turns of a tiny target
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def test_answers_can_be_trained_on(target: Path, heads: dict[str, Path], tmp_pat
     options = ("--prompts", prompts, "--output", made, "--limit", 2, "--max-tokens", 10)
     command = ("data", "regenerate", target, *options, "--head", heads["p-eagle"])
     assert f"wrote 3 answers to {made}" in invoke(*command).stderr
-    records = read(made)
+    records = read_lines(made)
     assert [record["record"] for record in records] == [0, 0, 1]
     assert [len(record["messages"]) for record in records] == [2, 4, 2]
     assert f"wrote 0 answers to {made}" in invoke(*command).stderr
@@ -78,7 +73,7 @@ def test_system_prompt_and_template_arguments(target: Path, prompts: Path, tmp_p
     how = ("--system", "be brief", "--chat-template", template, "--max-tokens", 4)
     how = (*how, "--chat-template-arg", "think=false", "--output", made)
     invoke("data", "regenerate", target, "--prompts", prompts, *how)
-    records = read(made)
+    records = read_lines(made)
     assert [record["template_args"] for record in records] == [{"think": False}] * 3
     shown = printed("data", "show", made, "--target", target, "--record", 1)["documents"][0]
     start = "quick system: be brief<|im_end|>user: the cat<|im_end|>assistant: "
@@ -87,7 +82,7 @@ def test_system_prompt_and_template_arguments(target: Path, prompts: Path, tmp_p
     synth = tmp_path / "synth.jsonl"
     how = (*how[:-1], synth)
     invoke("data", "synth", target, *USER, *how, "--count", 1)
-    [record] = read(synth)
+    [record] = read_lines(synth)
     assert record["template_args"] == {"think": False}
     assert record["messages"][0] == {"role": "system", "content": "be brief"}
 
@@ -119,7 +114,7 @@ def test_prompts_of_several_sources(
         made = tmp_path / name
         command = ("data", "regenerate", target, "--output", made, "--max-tokens", 1)
         invoke(*command, *options)
-        return [record["messages"][-2]["content"] for record in read(made)]
+        return [record["messages"][-2]["content"] for record in read_lines(made)]
 
     hub = ("--prompts", "o/n/main/test")
     every = [row["question"] for row in rows]
@@ -181,7 +176,7 @@ def test_show_a_record(target: Path, tmp_path: Path) -> None:
         (("--chat-template-arg", "a=["), "chat_template_arg"),
     ],
 )
-def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], field: str) -> None:
+def test_synth_options(refused, tmp_path: Path, options: Words, field: str) -> None:
     """All of them before a target is loaded."""
     made = ("--output", tmp_path / "made.jsonl")
     refused("data", "synth", "nowhere", *made, *options, field=field)
@@ -205,7 +200,7 @@ def test_synth_options(refused, tmp_path: Path, options: tuple[object, ...], fie
     ],
 )
 def test_regenerate_options(
-    refused, target: Path, prompts: Path, tmp_path: Path, options: tuple[object, ...], field: str
+    refused, target: Path, prompts: Path, tmp_path: Path, options: Words, field: str
 ) -> None:
     where = ("--prompts", prompts, "--output", tmp_path / "made.jsonl")
     refused("data", "regenerate", target, *where, *options, field=field)

@@ -1,14 +1,13 @@
 """`peagle data regenerate --url`: no target is loaded. (Runs that are killed: data/test_endpoint.py
 and data/test_regenerate.py.)"""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chat_server import ChatServer, Reply, echo
-from runner import invoke, metrics, write_lines
+from json_files import read_lines, write_lines
+from runner import Words, invoke
 from typer.testing import CliRunner
 
 from peagle.cli.main import app
@@ -23,38 +22,26 @@ def server() -> Iterator[ChatServer]:
 
 
 @pytest.fixture
-def command(server: ChatServer, tmp_path: Path) -> tuple[object, ...]:
+def command(server: ChatServer, tmp_path: Path) -> Words:
     prompts = ({"turns": [f"question {number}"]} for number in range(COUNT))
     where = ("--prompts", write_lines(tmp_path / "prompts.jsonl", *prompts))
     where = (*where, "--output", tmp_path / "made.jsonl")
     return ("data", "regenerate", "some-target", *where, "--url", server.url)
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def test_answers_can_be_trained_on(
-    target: Path, server: ChatServer, command: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_options_reach_the_server(server: ChatServer, command: Words, tmp_path: Path) -> None:
     key = ("--api-key-env", "SOME_KEY", "--model", "theirs", "--system", "be brief")
     done = CliRunner().invoke(app, [*map(str, (*command, *key))], env={"SOME_KEY": "secret"})
     assert done.exit_code == 0, done.output
     assert f"wrote {COUNT} answers" in done.stderr
     assert {body["model"] for body in server.bodies} == {"theirs"}
     assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
-    assert {m["role"] for line in read(tmp_path / "made.jsonl") for m in line["messages"]} == {
-        "system", "user", "assistant"
-    }  # fmt: skip
-    small = ("--layers", 1, "--depths", 2, "--draft-vocab", 100, "--steps", 3)
-    data = ("--data", tmp_path / "made.jsonl", "--output", tmp_path / "out")
-    invoke("train", target, *data, *small)
-    assert len(metrics(tmp_path / "out")) == 3
+    made = read_lines(tmp_path / "made.jsonl")
+    roles = {message["role"] for line in made for message in line["messages"]}
+    assert roles == {"system", "user", "assistant"}
 
 
-def test_records_that_fail_are_told_and_asked_again(
-    server: ChatServer, command: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_failed_records_are_asked_again(server: ChatServer, command: Words, tmp_path: Path) -> None:
     server.behave = lambda body: (
         Reply("no such number", 400) if "7" in body["messages"][-1]["content"] else echo(body)
     )
@@ -64,14 +51,14 @@ def test_records_that_fail_are_told_and_asked_again(
     assert "records without an answer: 1; run again" in done.stderr
     server.behave = echo
     assert "wrote 1 answers" in invoke(*command).stderr
-    assert {line["record"] for line in read(tmp_path / "made.jsonl")} == set(range(COUNT))
+    assert {line["record"] for line in read_lines(tmp_path / "made.jsonl")} == set(range(COUNT))
 
 
-def test_no_such_host(refused, server: ChatServer, command: tuple[object, ...]) -> None:
+def test_no_such_host(refused, server: ChatServer, command: Words) -> None:
     server.server_close()
     refused(*command, field="url")
 
 
-def test_a_wrong_key(refused, server: ChatServer, command: tuple[object, ...]) -> None:
+def test_a_wrong_key(refused, server: ChatServer, command: Words) -> None:
     server.models = Reply({"error": "who are you?"}, 401)
     assert "HTTP 401 Unauthorized" in refused(*command)

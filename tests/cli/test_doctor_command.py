@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from json_files import change_json
 from runner import invoke
 from typer.testing import CliRunner
 
@@ -24,13 +25,9 @@ def test_a_healthy_head(target: Path, heads: dict[str, Path], method: str) -> No
     assert ("; warning: acceptance: " in last) == (states["acceptance"] == "warning")
 
 
-def test_a_damaged_head_is_named_and_exits_1(
-    target: Path, heads: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_head_exits_1(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
     head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
-    raw = json.loads((head / "config.json").read_text())
-    raw["ptd_token_id"] = 40
-    (head / "config.json").write_text(json.dumps(raw))
+    change_json(head / "config.json", ptd_token_id=40)
     done = CliRunner().invoke(app, ["doctor", str(head), str(target)])
     assert done.exit_code == 1
     assert done.stdout.splitlines()[-1].startswith("mask token: mask_token_id 40: is an ordinary")
@@ -50,11 +47,7 @@ def test_force_accepts_another_target(other_target: Path, heads: dict[str, Path]
 
 
 @pytest.mark.parametrize(
-    ("head", "options", "field"),
-    [
-        ("./nowhere", (), "head"),
-        (None, ("--dtype", "int3"), "dtype"),
-    ],
+    ("head", "options", "field"), [("./nowhere", (), "head"), (None, ("--dtype", "int3"), "dtype")]
 )
 def test_refusals(refused, target: Path, heads: dict[str, Path], head, options, field) -> None:
     refused("doctor", head or heads["p-eagle"], target, *options, field=field)

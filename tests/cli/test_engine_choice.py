@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from json_files import write_lines
 from refusals import refused
-from runner import invoke, write_lines
+from runner import invoke
 from typer.testing import CliRunner
 
 from peagle.cli import common
@@ -55,9 +56,7 @@ def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...
     assert (asked.target, asked.max_batch) == ("owner/model", None)
 
 
-def test_a_gpu_without_vllm(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(common, "default_engine", lambda _: EngineChoice("native", "no vLLM"))
     assert resolve_engine("auto", None, [], "auto") == "native"
     assert capsys.readouterr().err == "no vLLM\n"

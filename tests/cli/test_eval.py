@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from runner import invoke, printed, write_lines
+from json_files import write_lines
+from runner import invoke, printed
 
 FIELDS = {
     "dataset", "method", "k", "max_nodes", "lookup", "concurrency", "temperature",

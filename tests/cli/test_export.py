@@ -4,15 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from runner import invoke, printed
 from safetensors import safe_open
-from safetensors.torch import load_file
 from tiny import METHODS
-
-from peagle.heads.load import load_drafter
-from peagle.heads.save import save_drafter
-from peagle.model.loader import load_target
 
 ASK = ("the cat sat", "--max-tokens", 30, "--dtype", "float32", "--head")
 
@@ -36,19 +30,6 @@ def test_exported_head_drafts_the_same(
     assert results[0] == results[1]
 
 
-def test_int8_rows_become_weights(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
-    head, out = tmp_path / "head", tmp_path / "out"
-    loaded = load_drafter(heads["eagle3"], load_target(str(target), device="cpu"))
-    save_drafter(loaded, head, dtype=torch.int8)
-    invoke("export", head, out, "--to", "vllm")
-    kept = {name: t.dtype for name, t in load_file(out / "model.safetensors").items()}
-    assert kept == {name: t.dtype for name, t in loaded.state_dict().items()} | {"t2d": torch.bool}
-    results = [printed("generate", target, *ASK, folder, "--k", 4) for folder in (head, out)]
-    for result in results:
-        del result["tokens_per_second"]
-    assert results[0] == results[1]
-
-
 def test_output_must_be_empty(refused, heads: dict[str, Path], tmp_path: Path) -> None:
     for taken in (tmp_path / "file", tmp_path):
         (tmp_path / "file").write_text("kept")
@@ -60,9 +41,7 @@ def test_unknown_dialect(refused, heads: dict[str, Path], tmp_path: Path) -> Non
     refused("export", heads["p-eagle"], tmp_path / "out", "--to", "onnx", field="to")
 
 
-def test_target_must_be_the_heads(
-    refused, other_target: Path, heads: dict[str, Path], tmp_path: Path
-) -> None:
+def test_other_target(refused, other_target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
     command = ("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
     line = refused(*command, "--target", other_target)
     assert "does not fit" in line
@@ -70,9 +49,7 @@ def test_target_must_be_the_heads(
     assert (tmp_path / "out" / "config.json").is_file()
 
 
-def test_head_that_does_not_name_its_target(
-    refused, heads: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_head_that_names_no_target(refused, heads: dict[str, Path], tmp_path: Path) -> None:
     head = tmp_path / "head"
     head.mkdir()
     for file in heads["eagle3"].iterdir():

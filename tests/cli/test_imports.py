@@ -63,7 +63,7 @@ def imported(code: str, *arguments: object) -> set[str]:
 HELP = [[name, "--help"] for name in COMMANDS if name not in OF_TRAINING]
 
 
-@pytest.mark.parametrize("command", [["--help"], ["catalog"], *HELP])
+@pytest.mark.parametrize("command", [[], ["--version"], ["--help"], ["catalog"], *HELP])
 def test_what_runs_no_model(command: list[str]) -> None:
     assert not imported(RUN, *command) & {*TORCH, *MODELLING, *SERVER}
 

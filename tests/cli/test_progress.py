@@ -8,8 +8,9 @@ from threading import Event
 
 import pytest
 from click.testing import Result
+from json_files import write_lines
 from rich.progress import ProgressSample
-from runner import SMALL, invoke, write_lines
+from runner import SMALL, Words, invoke
 from typer.testing import CliRunner
 
 from peagle.cli import common
@@ -128,6 +129,7 @@ def test_ctrl_c_keeps_the_answers_that_have_ended(
     [
         (("generate", "TARGET", "x"), "stopped"),
         (("chat", "TARGET"), "stopped"),
+        (("doctor", "HEAD", "TARGET"), "stopped"),
         (("eval", "TARGET", "--head", "HEAD", "--dataset", "Q"), "stopped: 0 of 4 turns answered"),
         (
             ("data", "synth", "TARGET", "--output", "made.jsonl", "--count", 3),
@@ -145,7 +147,7 @@ def test_ctrl_c_ends_with_130_and_a_line(  # noqa: PLR0913, PLR0917 (fixtures)
     heads: dict[str, Path],
     tmp_path: Path,
     interrupt: list[Callable[[], bool]],
-    command: tuple[object, ...],
+    command: Words,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,9 +171,7 @@ def test_ctrl_c_in_a_capture(
     assert last.startswith("stopped: 0 of 24 documents") and "run the same command" in last
 
 
-def test_ctrl_c_in_a_benchmark(
-    target: Path, tmp_path: Path, interrupt: list[Callable[[], bool]]
-) -> None:
+def test_ctrl_c_in_bench(target: Path, tmp_path: Path, interrupt: list[Callable[[], bool]]) -> None:
     questions = write_lines(tmp_path / "q.jsonl", {"turns": ["the cat"]})
     output = tmp_path / "bench.json"
     how = ("--methods", "none", "--dataset", questions, "--max-tokens", 2, "--repeats", 2)

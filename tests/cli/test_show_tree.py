@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runner import Refused, invoke, printed
+from runner import invoke, printed
 
 from peagle.cli.generate import ALONE, LEGEND, _write
 from peagle.engine.tree import Draft
@@ -82,7 +82,3 @@ def test_every_round_is_shown(target: Path, heads: dict[str, Path], kind: str) -
 def test_without_drafts_it_says_so(target: Path) -> None:
     shown = invoke("generate", target, *ASK, "--no-speculation", "--show-tree")
     assert shown.stderr.count(ALONE) == 1 and "round" not in shown.stderr
-
-
-def test_not_with_json(refused: Refused, target: Path) -> None:
-    refused("generate", target, *ASK, "--show-tree", "--json", field="show_tree")

@@ -59,9 +59,7 @@ def test_generate(target: Path, seen: list[tuple[str, str | None]]) -> None:
     assert seen == [*LOADED, ("step", "answering")]
 
 
-def test_chat_measures_before_anything_is_typed(
-    target: Path, seen: list[tuple[str, str | None]]
-) -> None:
+def test_chat_measures_before_typing(target: Path, seen: list[tuple[str, str | None]]) -> None:
     invoke("chat", target, *ASK, stdin="hello\nagain\n")
     assert seen == LOADED + ANSWER + ANSWER
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner import SMALL, invoke, metrics, printed
+from runner import SMALL, Words, invoke, metrics, printed
 from tiny import METHODS
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -43,10 +43,8 @@ def test_run_leaves_head_checkpoint_and_metrics(runs: dict[str, Path], method: s
     }
 
 
-def test_existing_checkpoint_is_refused_then_resumed(
-    target: Path, answers: Path, tmp_path: Path, refused
-) -> None:
-    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL, "--steps")
+def test_a_checkpoint_is_refused_then_resumed(training: Words, tmp_path: Path, refused) -> None:
+    command = (*training, "--output", tmp_path, *SMALL, "--steps")
     invoke(*command, 3)
     assert "--resume" in refused(*command, 5, field="output")
     assert len(metrics(tmp_path)) == 3
@@ -54,8 +52,8 @@ def test_existing_checkpoint_is_refused_then_resumed(
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3, 4, 5]
 
 
-def test_resume_needs_a_checkpoint(target: Path, answers: Path, tmp_path: Path, refused) -> None:
-    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL)
+def test_resume_needs_a_checkpoint(training: Words, tmp_path: Path, refused) -> None:
+    command = (*training, "--output", tmp_path, *SMALL)
     refused(*command, "--resume", field="resume")
     invoke(*command, "--resume", "auto", "--steps", 2)
     invoke(*command, "--resume", "auto", "--steps", 3)
@@ -66,15 +64,15 @@ def test_resume_needs_a_checkpoint(target: Path, answers: Path, tmp_path: Path, 
 
 
 def test_shard_says_what_it_needs(
-    target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
+    training: Words, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL, "--shard")
+    command = (*training, "--output", tmp_path, *SMALL, "--shard")
     refused(*command, field="shard")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "this torch sees no CUDA device" in refused(*command, "--device", "cuda")
 
 
-def test_yaml_and_options_in_rising_order(target: Path, answers: Path, tmp_path: Path) -> None:
+def test_settings_in_rising_order(target: Path, answers: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(
         f"data: {answers}\noutput: {tmp_path / 'out'}\nsteps: 4\ndepths: 7\nlr: 6e-4\nlayers: 1\n"
@@ -91,7 +89,7 @@ def test_yaml_and_options_in_rising_order(target: Path, answers: Path, tmp_path:
 
 
 def test_recipe_of_the_paper_is_overridden_by_all_else(
-    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
+    target: Path, training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
     read, specs = list[tuple[TrainConfig, int]](), list[HeadSpec]()
 
@@ -109,13 +107,13 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
     monkeypatch.setattr(train, "_documents", documents)
     config = tmp_path / "run.yaml"
     config.write_text("lr: 2e-4\n")
-    command = ("train", target, "--data", answers, "--output", tmp_path / "out", "--steps", 1)
+    command = (*training, "--output", tmp_path / "out", "--steps", 1)
     layers = len(load_target(str(target)).layers)
 
     refused(*command, "--recipe", "paper")
-    training, length = read[-1]
-    assert (training.ratio, training.decay) == (0.8, 1.0)
-    assert (training.lr, training.warmup, training.batch, length) == (1e-4, 0.0025, 8, 8192)
+    settings, length = read[-1]
+    assert (settings.ratio, settings.decay) == (0.8, 1.0)
+    assert (settings.lr, settings.warmup, settings.batch, length) == (1e-4, 0.0025, 8, 8192)
     assert specs[-1].embedding == "full"
     assert specs[-1].feature_layers == (2, layers // 2, layers - 1)
 
@@ -123,9 +121,9 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
     recipe, file = ("--recipe", "paper"), ("--config", config)
     for order in (recipe + file, file + recipe):
         refused(*command, *order, *own)
-        training, length = read[-1]
-        assert (training.lr, training.ratio, training.batch) == (2e-4, 0.6, 2)
-        assert (training.warmup, length) == (0.0025, 64)
+        settings, length = read[-1]
+        assert (settings.lr, settings.ratio, settings.batch) == (2e-4, 0.6, 2)
+        assert (settings.warmup, length) == (0.0025, 64)
         assert specs[-1].feature_layers == (1, 2, 3)
     config.write_text("recipe: paper\n")
     refused(*command, "--config", config)
@@ -134,7 +132,7 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
 
 
 def test_settings_of_the_schedule_and_the_start(
-    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, specs = list[object](), list[HeadSpec]()
 
@@ -149,7 +147,7 @@ def test_settings_of_the_schedule_and_the_start(
         "warmup: 0.5\nwarm_start: false\ncompile: false\nsave_every: 1\nkeep: 1\nratio: 1\n"
         "cooldown: 0.5\nsegments: auto\n"
     )
-    command = ("train", target, "--data", answers, *SMALL, "--steps", 4)
+    command = (*training, *SMALL, "--steps", 4)
     invoke(*command, "--output", tmp_path / "file", "--config", config)
     lines = metrics(tmp_path / "file")
     assert [line["lr"] for line in lines] == pytest.approx([15e-4, 3e-3, 3e-3, 15e-4])
@@ -176,8 +174,8 @@ def test_help_is_in_panels_and_plain_words() -> None:
     assert not any(word in texts for word in ("COD", "elements", "of vLLM", "r_min"))
 
 
-def test_eagle3_has_one_layer_unless_told(target: Path, answers: Path, tmp_path: Path) -> None:
-    command = ("train", target, "--data", answers, "--steps", 1, "--draft-vocab", 100)
+def test_eagle3_has_one_layer_unless_told(training: Words, tmp_path: Path) -> None:
+    command = (*training, "--steps", 1, "--draft-vocab", 100)
     invoke(*command, "--output", tmp_path / "one", "--method", "eagle3", "--depths", 2)
     invoke(*command, "--output", tmp_path / "four", "--depths", 2)
     layers = [
@@ -209,9 +207,7 @@ def test_loss_that_is_not_finite_is_a_failure(target: Path, answers: Path, tmp_p
     assert line.startswith("peagle: loss is nan at step ")
 
 
-def test_sigint_leaves_a_checkpoint_that_resumes(
-    target: Path, answers: Path, tmp_path: Path
-) -> None:
+def test_sigint_leaves_a_resumable_checkpoint(target: Path, answers: Path, tmp_path: Path) -> None:
     command = ["train", str(target), "--data", str(answers), "--output", str(tmp_path), *SMALL]
     threading.Thread(target=_interrupt_after, args=(tmp_path / "metrics.jsonl",)).start()
     result = CliRunner().invoke(app, [*command, "--steps", "100000"])
@@ -232,9 +228,9 @@ def _interrupt_after(file: Path) -> None:
 
 
 def test_a_correction_is_trained_measured_and_used(
-    target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path
+    target: Path, training: Words, heads: dict[str, Path], tmp_path: Path
 ) -> None:
-    start = ("train", target, "--data", answers, "--init-from", heads["p-eagle"], "--steps", 20)
+    start = (*training, "--init-from", heads["p-eagle"], "--steps", 20)
     output = tmp_path / "frozen"
     invoke(*start, "--correction", "frozen", "--output", output, "--correction-lr", "1e-2")
     made = output / "head"
@@ -255,28 +251,23 @@ def test_a_correction_is_trained_measured_and_used(
     assert (exported / "correction" / "config.json").is_file()
 
     again = tmp_path / "joint"
-    start = ("train", target, "--data", answers, "--init-from", made, "--steps", 5)
+    start = (*training, "--init-from", made, "--steps", 5)
     invoke(*start, "--correction", "joint", "--output", again)
-    assert (again / "head" / "model.safetensors").read_bytes() != (
-        made / "model.safetensors"
-    ).read_bytes()
+    first, second = (head / "model.safetensors" for head in (made, again / "head"))
+    assert first.read_bytes() != second.read_bytes()
     assert (again / "head" / "correction").is_dir()
 
 
-def test_a_new_head_is_trained_with_its_correction(
-    target: Path, answers: Path, tmp_path: Path
-) -> None:
-    start = ("train", target, "--data", answers, "--layers", 1, "--depths", 3, "--steps", 4)
+def test_a_new_head_is_trained_with_its_correction(training: Words, tmp_path: Path) -> None:
+    start = (*training, "--layers", 1, "--depths", 3, "--steps", 4)
     invoke(*start, "--correction", "joint", "--output", tmp_path)
     assert (tmp_path / "head" / "correction").is_dir()
     record = json.loads((tmp_path / "head" / "config.json").read_text())["peagle"]["provenance"]
     assert record["data"]["steps"] == 4 and record["data"]["answer_tokens"] > 0
 
 
-def test_what_a_correction_needs(
-    target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path, refused
-) -> None:
-    command = ("train", target, "--data", answers, "--output", tmp_path, "--correction")
+def test_correction_needs(training: Words, heads: dict[str, Path], tmp_path: Path, refused) -> None:
+    command = (*training, "--output", tmp_path, "--correction")
     refused(*command, "frozen", field="correction")
     refused(*command, "thawed", field="correction")
     head = ("--init-from", heads["eagle3"], "--method", "eagle3")
@@ -284,9 +275,7 @@ def test_what_a_correction_needs(
     assert not list(tmp_path.iterdir())
 
 
-def test_records_that_cannot_be_used(
-    target: Path, answers: Path, tmp_path: Path, refused: Any
-) -> None:
+def test_unusable_records(target: Path, answers: Path, tmp_path: Path, refused: Any) -> None:
     """A few are left out and told, by every command that reads such a file; none with --strict."""
     good = answers.read_text().splitlines()
     file = tmp_path / "data.jsonl"
@@ -301,10 +290,3 @@ def test_records_that_cannot_be_used(
         assert f"record {2 * len(good) + 1}: messages[0] 'critic': has an unknown role" in line
     line = refused(*regenerate, "--output", tmp_path / "made.jsonl")
     assert f"{file}: " in line
-
-
-def test_an_empty_file_is_named(target: Path, tmp_path: Path, refused: Any) -> None:
-    file = tmp_path / "empty.jsonl"
-    file.write_text("")
-    line = refused("train", target, "--data", file, "--output", tmp_path / "run")
-    assert f"{file}: no records: the file is empty" in line

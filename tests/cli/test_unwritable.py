@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from runner import invoke, write_lines
+from json_files import write_lines
+from runner import invoke
 from safetensors import SafetensorError
 
 from peagle.cli import main

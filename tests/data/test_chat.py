@@ -10,14 +10,7 @@ from thinking import OTHER, QWEN3, byte_fallback, byte_level
 from tiny import CHATML, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from peagle.data.chat import (
-    Style,
-    encode_documents,
-    prompt_ids,
-    render,
-    to_messages,
-    to_style,
-)
+from peagle.data.chat import Style, encode_documents, prompt_ids, render, to_messages, to_style
 
 TOKENIZER = make_tokenizer()
 TALK = [
@@ -51,12 +44,6 @@ THINKING = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if think is false %}(){% endif %}"
     "{% endif %}"
 )
-
-
-def with_template(template: str | None) -> PreTrainedTokenizerFast:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def said(
@@ -108,7 +95,7 @@ def test_no_assistant_turn() -> None:
 
 
 def test_tool_calls_are_supervised_and_results_are_not() -> None:
-    tokenizer, messages = with_template(WITH_TOOLS), to_messages({"messages": USED_TOOL})
+    tokenizer, messages = make_tokenizer(WITH_TOOLS), to_messages({"messages": USED_TOOL})
     [(ids, supervised)] = encode_documents(tokenizer, messages, Style(TOOLS))
     assert said(ids, supervised) == ["look mat<|im_end|>", "it sat<|im_end|>"]
     assert tokenizer.decode(ids).startswith('[{"type": "function"')
@@ -125,7 +112,7 @@ def test_arguments_of_tool_calls_become_objects() -> None:
 
 def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents() -> None:
     """Every answer is trained on once, behind the very prompt it was the answer to."""
-    tokenizer = with_template(THINKING)
+    tokenizer = make_tokenizer(THINKING)
     talk = [TALK[1], {**TALK[2], "thinking": "hm"}, TALK[3], {**TALK[4], "thinking": "so"}]
     documents = encode_documents(tokenizer, talk)
     answers = ["(hm)the cat sat<|im_end|>", "(so)it ran!\n\nfar<|im_end|>"]
@@ -135,7 +122,7 @@ def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents
 
 
 def test_template_arguments() -> None:
-    tokenizer, style = with_template(THINKING), Style(None, {"think": False})
+    tokenizer, style = make_tokenizer(THINKING), Style(None, {"think": False})
     assert tokenizer.decode(prompt_ids(tokenizer, TALK[:2], style)).endswith("assistant\n()")
     assert said(*encode_documents(tokenizer, TALK[:3], style)[0]) == ["the cat sat<|im_end|>"]
     assert said(*encode_documents(tokenizer, TALK[:3])[0]) == ["the cat sat<|im_end|>"]
@@ -151,8 +138,7 @@ UNSUPPORTED = QWEN3.replace("{{ (m.reasoning_content or '') | trim }}", "")
 def test_thoughts_that_the_template_makes_up_are_not_supervised(
     make: Callable[..., PreTrainedTokenizerFast], marks: str, template: str
 ) -> None:
-    tokenizer = make(marks)
-    tokenizer.chat_template = template
+    tokenizer = make(marks, template=template)
     opening = "<|hm|>" if template is OTHER else "<think>"
     [document] = encode_documents(tokenizer, ANSWERED)
     assert opening in tokenizer.decode(document.ids)
@@ -160,9 +146,7 @@ def test_thoughts_that_the_template_makes_up_are_not_supervised(
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_thoughts_that_the_record_has_are_supervised(
-    make: Callable[..., PreTrainedTokenizerFast],
-) -> None:
+def test_thoughts_of_a_record_are_supervised(make: Callable[..., PreTrainedTokenizerFast]) -> None:
     """Empty ones, too, where its answer has them."""
     tokenizer = make()
     thought = [ANSWERED[0], ANSWERED[1] | {"reasoning_content": "hm"}]
@@ -181,12 +165,8 @@ def test_thoughts_that_the_record_has_are_supervised(
 
 def test_thoughts_that_the_prompt_begins() -> None:
     """The template ends them at once; an answer that ends them is the target's."""
-    tokenizer = byte_level()
-    tokenizer.chat_template = QWEN3.replace(
-        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
-        "{% endif %}",
-        "<think>\n",
-    )
+    ends = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
+    tokenizer = byte_level(template=QWEN3.replace(ends + "{% endif %}", "<think>\n"))
     [document] = encode_documents(tokenizer, ANSWERED)
     assert "<think>\n\n</think>" in tokenizer.decode(document.ids)
     assert said(*document, tokenizer) == ["the cat sat<|im_end|>"]
@@ -196,10 +176,9 @@ def test_thoughts_that_the_prompt_begins() -> None:
 
 
 def test_calls_after_thoughts_that_are_made_up() -> None:
-    tokenizer = byte_level()
-    tokenizer.chat_template = QWEN3.replace(
-        "{{ m.content }}", "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
-    )
+    content = "{{ m.content }}"
+    calls = content + "{{ m.tool_calls | tojson if m.tool_calls }}"
+    tokenizer = byte_level(template=QWEN3.replace(content, calls))
     talk = to_messages({"messages": USED_TOOL})[:2]
     [[answer]] = [said(*d, tokenizer) for d in encode_documents(tokenizer, talk, Style(TOOLS))]
     assert answer.startswith("[{") and "look" in answer
@@ -208,7 +187,7 @@ def test_calls_after_thoughts_that_are_made_up() -> None:
 def test_a_template_whose_answers_do_not_follow_their_prompts() -> None:
     template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
     with refused() as error:
-        encode_documents(with_template(template), TALK)
+        encode_documents(make_tokenizer(template), TALK)
     assert "data regenerate" in str(error.value.fix)
 
 
@@ -223,7 +202,7 @@ def test_a_template_whose_answers_do_not_follow_their_prompts() -> None:
 )
 def test_templates_that_fail(template: str | None, message: str) -> None:
     with refused() as caught:
-        prompt_ids(with_template(template), TALK)
+        prompt_ids(make_tokenizer(template), TALK)
     assert message in str(caught.value)
 
 

@@ -1,13 +1,13 @@
 """JSONL in, prompts and documents out; what is wrong is named with its file and line."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_files import write_lines
 from refusals import refused
-from tiny import make_tokenizer
+from tiny import CHATML, make_tokenizer
 
 from peagle.data.chat import Style, encode_documents
 from peagle.data.dataset import read_conversations, read_examples, read_prompts
@@ -18,11 +18,7 @@ TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content":
 
 
 def write(folder: Path, *lines: Any) -> Path:
-    file = folder / "data.jsonl"
-    file.write_text(
-        "".join(x + "\n" if isinstance(x, str) else json.dumps(x) + "\n" for x in lines)
-    )
-    return file
+    return write_lines(folder / "data.jsonl", *lines)
 
 
 def test_records_plain_and_gzip(tmp_path: Path) -> None:
@@ -36,10 +32,7 @@ def test_records_plain_and_gzip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ("[1]", "expected a JSON object, found list"),
-        ('"x"', "expected a JSON object, found str"),
-    ],
+    [("[1]", "expected a JSON object, found list"), ('"x"', "expected a JSON object, found str")],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     file = write(tmp_path, {"a": 1}, "", line)
@@ -129,8 +122,7 @@ def test_nothing_to_answer(tmp_path: Path) -> None:
 
 
 def test_training_uses_the_template_arguments_of_the_line(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{{ mood }}" + tokenizer.chat_template
+    tokenizer = make_tokenizer("{{ mood }}" + CHATML)
     records = [{"messages": TALK, "template_args": {"mood": mood}} for mood in ("gay", "sad")]
     for example, mood in zip(
         read_examples(write(tmp_path, *records), tokenizer, 99), ("gay", "sad"), strict=True
@@ -167,10 +159,7 @@ def test_an_answer_needs_a_token_to_be_predicted_from(tmp_path: Path) -> None:
         ({"prompt_ids": [1], "answer_ids": "ab"}, "record 2: `prompt_ids` and"),
         ({"prompt_ids": [1], "answer_ids": [1.5]}, "record 2: `prompt_ids` and"),
         ({"prompt_ids": [-1], "answer_ids": [1]}, "record 2: `prompt_ids` and"),
-        (
-            {"prompt_ids": [1, 2, 3], "answer_ids": [60000, 5, 6]},
-            "record 2: answer_ids 60000: ",
-        ),
+        ({"prompt_ids": [1, 2, 3], "answer_ids": [60000, 5, 6]}, "record 2: answer_ids 60000: "),
         ({"text": "x"}, "record 2: needs 'messages'"),
     ],
 )

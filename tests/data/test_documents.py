@@ -1,11 +1,11 @@
 """Documents of a data file are tokenised once, and mapped: no process holds their tokens."""
 
-import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_files import write_lines
 from refusals import refused
 from safetensors import SafetensorError
 from tiny import make_tokenizer, random_prompts
@@ -44,9 +44,7 @@ def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def write(file: Path, documents: list[Example], *more: object) -> Path:
     records = [{"prompt_ids": e.ids[:2], "answer_ids": e.ids[2:]} for e in documents]
-    lines = [json.dumps(record) for record in (*records, *more)]
-    file.write_text("\n".join(lines) + "\n")
-    return file
+    return write_lines(file, *records, *more)
 
 
 def test_a_file_is_tokenised_once(tmp_path: Path, tokenised: list[Any]) -> None:
@@ -64,9 +62,7 @@ def test_a_file_is_tokenised_once(tmp_path: Path, tokenised: list[Any]) -> None:
     assert list(read_examples(file, TOKENIZER, 99)) == DOCUMENTS[::-1]
 
 
-def test_documents_of_several_files_are_found_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_files_are_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset, "FILE", 2)
     files = [
         write(tmp_path / name, part)
@@ -132,7 +128,5 @@ def test_records_are_mixed_by_weight_and_seed() -> None:
     first = [record for record in found if record < 1000]
     assert first == list(range(1000)), "the first source ends it"
     assert 1200 < len(found) < 1480
-    assert [record for record in found if record >= 1000] == list(
-        range(1000, 1000 + len(found) - 1000)
-    )
+    assert [record for record in found if record >= 1000] == [*range(1000, len(found))]
     assert mixed(sources, 5) == found != mixed(sources, 6)

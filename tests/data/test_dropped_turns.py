@@ -1,15 +1,11 @@
 """No turn of a conversation vanishes: the template shows it, or it is refused by its index."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from refusals import refused
 from tiny import CHATML, make_tokenizer
-from transformers import PreTrainedTokenizerFast
 
-from peagle.data import chat
 from peagle.data.chat import Style, encode_documents, render
 
 ROLES = (
@@ -36,19 +32,13 @@ FUNCTION = {"name": "look", "arguments": {"at": "mat"}}
 CALLED = {"role": "assistant", "content": "so", "tool_calls": [{"function": FUNCTION}]}
 
 
-def with_template(template: str) -> PreTrainedTokenizerFast:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
-    return tokenizer
-
-
 def test_a_developer_is_the_system_where_the_template_has_none() -> None:
     for template in (ROLES, FIRST_SYSTEM, CHATML):
-        tokenizer = with_template(template)
+        tokenizer = make_tokenizer(template)
         shown = render(tokenizer, [DEVELOPER, USER], answer=True)
         assert shown == render(tokenizer, [SYSTEM, USER], answer=True)
         assert "be brief" in shown
-    named = with_template("{# developer #}" + CHATML)
+    named = make_tokenizer("{# developer #}" + CHATML)
     assert "<|im_start|>developer\nbe brief" in render(named, [DEVELOPER, USER], answer=True)
 
 
@@ -73,7 +63,7 @@ def test_a_developer_is_the_system_where_the_template_has_none() -> None:
     ],
 )
 def test_a_turn_that_is_not_shown_is_refused(template: str, messages: Any, index: int) -> None:
-    tokenizer = with_template(template)
+    tokenizer = make_tokenizer(template)
     for _ in range(2):
         with refused(f"messages[{index}]"):
             render(tokenizer, messages, answer=True)
@@ -93,18 +83,18 @@ def test_a_turn_that_is_not_shown_is_refused(template: str, messages: Any, index
     ],
 )
 def test_a_changed_turn_is_no_fault(template: str, messages: Any) -> None:
-    assert render(with_template(template), messages, answer=True)
+    assert render(make_tokenizer(template), messages, answer=True)
 
 
 def test_a_template_that_demands_words_has_the_last_one() -> None:
     """It refuses the words that are tried, so nothing is known of it."""
     template = "{% if 'cat' not in messages[0].content %}{{ raise_exception('no cat') }}{% endif %}"
-    assert render(with_template(template), [USER], answer=True) == ""
+    assert render(make_tokenizer(template), [USER], answer=True) == ""
 
 
 def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversation of the same roles is rendered once."""
-    tokenizer, rendered = with_template(ROLES), list[Any]()
+    tokenizer, rendered = make_tokenizer(ROLES), list[Any]()
     apply = tokenizer.apply_chat_template
 
     def counted(messages: Any, **how: Any) -> Any:
@@ -126,7 +116,7 @@ def test_tools_and_arguments_may_decide() -> None:
         "{% for m in messages %}{% if m.role != 'tool' or tools or keep %}{{ m.content }}"
         "{% endif %}{% endfor %}"
     )
-    tokenizer, talk = with_template(template), [USER, ANSWER, RESULT]
+    tokenizer, talk = make_tokenizer(template), [USER, ANSWER, RESULT]
     with refused("messages[2]"):
         render(tokenizer, talk, answer=True)
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
@@ -136,14 +126,6 @@ def test_tools_and_arguments_may_decide() -> None:
 
 def test_training_data() -> None:
     with refused("messages[1]"):
-        encode_documents(with_template(ROLES), [USER, CALLED, RESULT, ANSWER])
-    [document] = encode_documents(with_template(ROLES), [DEVELOPER, USER, ANSWER])
+        encode_documents(make_tokenizer(ROLES), [USER, CALLED, RESULT, ANSWER])
+    [document] = encode_documents(make_tokenizer(ROLES), [DEVELOPER, USER, ANSWER])
     assert "be brief" in make_tokenizer().decode(document.ids)
-
-
-def test_the_roles_of_a_request(tmp_path: Path) -> None:
-    """Others than these are refused, whatever a template would do."""
-    for role in ("function", "", "System", "ipython"):
-        with refused("messages[0]"):
-            chat.to_messages({"messages": [{"role": role, "content": "a", "name": ""}]})
-    assert json.dumps(chat.ROLES)

@@ -1,6 +1,5 @@
 """Answers from endpoints that fail in every way: nothing is lost, nothing is doubled."""
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from chat_server import ChatServer, Reply, echo, says
+from json_files import read_lines
 from refusals import refused
 from tiny import make_tokenizer
 
@@ -60,7 +60,7 @@ def ask(server: ChatServer | Servers, output: Path, turns: Any = TURNS, workers:
 
 def read(output: Path) -> dict[int, dict[str, Any]]:
     """Lines by record, of which there must be one each."""
-    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    lines = read_lines(output)
     by_record = {line["record"]: line for line in lines}
     assert len(by_record) == len(lines)
     return by_record
@@ -127,9 +127,7 @@ def test_plain_requests_have_nothing_special(server: ChatServer, tmp_path: Path)
     assert "authorization" not in server.headers[0]
 
 
-def test_thoughts_and_tool_calls_are_kept_but_not_sent_again(
-    server: ChatServer, tmp_path: Path
-) -> None:
+def test_thoughts_and_calls_are_kept_but_not_sent_again(server: ChatServer, tmp_path: Path) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     server.behave = lambda body: says(None, reasoning="hm", tool_calls=[call])
     ask(server, tmp_path / "out", [["a", "b"]])
@@ -168,9 +166,7 @@ def test_a_retried_conversation_goes_on_where_it_was(server: ChatServer, tmp_pat
     assert set(asked.values()) == {1}
 
 
-def test_a_dead_endpoint_leaves_the_work_to_the_others(
-    server: ChatServer, dead: str, tmp_path: Path
-) -> None:
+def test_others_take_a_dead_endpoints_work(server: ChatServer, dead: str, tmp_path: Path) -> None:
     """One that dies before its first answer."""
     servers = connect([server.url])
     gone = Servers([Endpoint(dead, "m"), *servers.endpoints], workers=2)
@@ -222,9 +218,7 @@ def test_an_endpoint_that_dies_keeps_its_answers(server: ChatServer, tmp_path: P
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_an_error_of_every_request_ends_the_run_at_once(
-    server: ChatServer, tmp_path: Path, status: int
-) -> None:
+def test_an_error_of_all_requests_ends_it(server: ChatServer, tmp_path: Path, status: int) -> None:
     server.behave = lambda body: Reply({"error": {"message": "wrong key\nor model"}}, status)
     with refused("url") as error:
         ask(server, tmp_path / "out", workers=1)
@@ -273,38 +267,19 @@ def test_a_conversation_too_long_for_the_server(server: ChatServer, tmp_path: Pa
     long = "the cat sat on the mat"  # with its answer 14 words
     turns = [["hi", long], [long, long], [long * 5, "hi"]]
     assert ask(server, tmp_path / "out", turns) == Report(3, 3, 0, [])
-    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    lines = read_lines(tmp_path / "out")
     found = {line["record"]: (len(line["messages"]), line["answers"]) for line in lines}
     assert found == {0: (4, 2), 1: (2, 1)}
     assert {"max_tokens" in body for body in server.bodies} == {True, False}
 
 
-def test_a_kill_anywhere_loses_and_doubles_nothing(server: ChatServer, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    ask(server, whole)
-    data = whole.read_bytes()
-    ends = [at + 1 for at, byte in enumerate(data) if byte == ord("\n")]
-    for size in sorted({0, 1, 5, *ends, *(end - 1 for end in ends), *range(20, len(data), 97)}):
-        cut.write_bytes(data[:size])
-        ask(server, cut)
-        check(cut)
-
-
-def test_a_bug_ends_the_run(
-    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_ends_it(server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(endpoint, "_body", bug)
     with pytest.raises(RuntimeError, match="a bug"):
         ask(server, tmp_path / "out")
-
-
-def test_nothing_to_ask(server: ChatServer, tmp_path: Path) -> None:
-    ask(server, tmp_path / "out")
-    assert ask(server, tmp_path / "out").answers == 0
-    assert len(server.bodies) == 9
 
 
 def test_the_model_of_an_endpoint(server: ChatServer) -> None:

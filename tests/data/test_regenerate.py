@@ -1,10 +1,10 @@
 """The target's own answers on disk: exact, all turns, and never lost or doubled by a kill."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_files import read_lines, write_lines
 from refusals import refused
 from stand_in import Answers, answering
 from tiny import make_target
@@ -42,9 +42,7 @@ def quick(llm: LLM) -> Any:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"turns": turns}) + "\n" for turns in TURNS))
-    return file
+    return write_lines(tmp_path / "prompts.jsonl", *({"turns": turns} for turns in TURNS))
 
 
 def regenerate(source: LLM, prompts: Path, *rest: Any, **named: Any) -> int:
@@ -54,14 +52,10 @@ def regenerate(source: LLM, prompts: Path, *rest: Any, **named: Any) -> int:
     return report.answers
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_every_turn_has_the_targets_greedy_answer(llm: LLM, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     assert regenerate(llm, prompts, output, GREEDY) == 8
-    records = read(output)
+    records = read_lines(output)
     assert [record["record"] for record in records] == [0, 1, 1, 1, 2, 3, 3, 4]
     for record in records:
         *asked, answer = record["messages"]
@@ -82,9 +76,7 @@ def test_batching_does_not_change_the_file(prompts: Path, tmp_path: Path) -> Non
     assert files[0].read_text() == files[1].read_text()
 
 
-def test_a_kill_anywhere_loses_and_doubles_nothing(
-    quick: Any, prompts: Path, tmp_path: Path
-) -> None:
+def test_a_kill_loses_and_doubles_nothing(quick: Any, prompts: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     regenerate(quick, prompts, whole, GREEDY)
     data = whole.read_bytes()
@@ -104,9 +96,9 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
     def interrupted(ids: list[list[int]], params: SamplingParams) -> Answers:
         answers = dict(quick.stream(ids, params).ended())
         yield 2, answers[2]
-        assert read(output) == []
+        assert read_lines(output) == []
         yield 0, answers[0]
-        assert [record["record"] for record in read(output)] == [0]
+        assert [record["record"] for record in read_lines(output)] == [0]
         yield 1, answers[1]  # the first of three turns
         raise KeyboardInterrupt
 
@@ -118,18 +110,18 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
             GREEDY,
             on_answers=lambda *n: reports.append(n),
         )
-    assert [record["record"] for record in read(output)] == [0, 2]
-    lengths = [len(record["answer_ids"]) for record in read(output)]
+    assert [record["record"] for record in read_lines(output)] == [0, 2]
+    lengths = [len(record["answer_ids"]) for record in read_lines(output)]
     assert reports == [(0, 8, 0), (1, 8, lengths[0]), (2, 8, sum(lengths))]
     regenerate(quick, prompts, output, GREEDY, on_answers=lambda *n: reports.append(n))
     assert [each[:2] for each in reports[3:]] == [(2, 8), (5, 8), (7, 8), (8, 8)]
-    assert [record["record"] for record in read(output)] == [0, 2, 1, 1, 1, 3, 3, 4]
+    assert [record["record"] for record in read_lines(output)] == [0, 2, 1, 1, 1, 3, 3, 4]
 
 
 def test_limit_can_be_raised_and_lowered(quick: Any, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     assert [regenerate(quick, prompts, output, GREEDY, n) for n in (1, 4, 2, None)] == [1, 6, 0, 1]
-    assert [record["record"] for record in read(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
+    assert [record["record"] for record in read_lines(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
 
 
 def test_records_may_stand_in_any_order(quick: Any, prompts: Path, tmp_path: Path) -> None:
@@ -147,17 +139,17 @@ def test_a_turn_that_does_not_fit_ends_its_record(llm: LLM, tmp_path: Path) -> N
     asked = [["ran", too_long, "hat"], [too_long], ["mat"]]
     users = [[[{"role": "user", "content": text}] for text in texts] for texts in asked]
     assert answer(llm, [Conversation(each) for each in users], output, GREEDY) == (2, 3, 0, [])
-    assert [line["record"] for line in read(output)] == [0, 2]
+    assert [line["record"] for line in read_lines(output)] == [0, 2]
 
 
 def test_template_arguments_and_tools_are_used_and_recorded(tmp_path: Path) -> None:
     llm, output = LLM(make_target()), tmp_path / "out.jsonl"
     llm.tokenizer.chat_template = "{{ mood }}{{ tools | tojson }}" + llm.tokenizer.chat_template
-    prompts, tools = tmp_path / "prompts.jsonl", [{"name": "look"}]
-    prompts.write_text(json.dumps({"turns": ["the cat"], "tools": tools}) + "\n")
+    tools = [{"name": "look"}]
+    prompts = write_lines(tmp_path / "prompts.jsonl", {"turns": ["the cat"], "tools": tools})
     conversations = read_conversations(prompts, "be brief", {"mood": "gay"})
     answer(llm, conversations, output, GREEDY)
-    [line] = read(output)
+    [line] = read_lines(output)
     assert (line["tools"], line["template_args"]) == (tools, {"mood": "gay"})
     assert [m["role"] for m in line["messages"]] == ["system", "user", "assistant"]
     assert llm.tokenizer.decode(line["prompt_ids"]).startswith('gay[{"name": "look"}]')
@@ -165,9 +157,8 @@ def test_template_arguments_and_tools_are_used_and_recorded(tmp_path: Path) -> N
 
 def test_a_conversation_that_the_template_refuses_is_named(prompts: Path, tmp_path: Path) -> None:
     llm, output = LLM(make_target()), tmp_path / "out.jsonl"
-    llm.tokenizer.chat_template += (
-        "{% if messages | length > 2 %}{{ raise_exception('!') }}{% endif %}"
-    )
+    refusal = "{% if messages | length > 2 %}{{ raise_exception('!') }}{% endif %}"
+    llm.tokenizer.chat_template += refusal
     with refused("prompts") as error:
         answer(llm, read_conversations(prompts), output, GREEDY)
     assert "record 2: the chat template refuses" in error.value.why
@@ -176,9 +167,7 @@ def test_a_conversation_that_the_template_refuses_is_named(prompts: Path, tmp_pa
 @pytest.mark.parametrize(
     "foreign", ['{"turns": ["hi"]}\n', '{"turns": ["hi"]}', "text\nmore", "[1]\n", SYNTH]
 )
-def test_another_file_is_left_as_it_was(
-    llm: LLM, prompts: Path, tmp_path: Path, foreign: str
-) -> None:
+def test_another_file_is_left_alone(llm: LLM, prompts: Path, tmp_path: Path, foreign: str) -> None:
     output = tmp_path / "mine.jsonl"
     output.write_text(foreign)
     with refused("output"):

@@ -1,11 +1,12 @@
 """Answers in GPT-OSS's format: thoughts, text and calls, and back through the template."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import thinking
 from stand_in import Answers, answering
 from tiny import make_tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from peagle.data.chat import Message, encode_documents, prompt_ids, to_message, to_messages
 from peagle.data.dataset import read_conversations, read_examples
@@ -14,7 +15,6 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.run import Completion
 
-MARKS = ["start", "end", "message", "channel", "constrain", "return", "call"]
 # As GPT-OSS's: thoughts are shown for the last answer only, which ends otherwise than the others.
 TEMPLATE = (
     "{% for m in messages %}"
@@ -36,18 +36,8 @@ THOUGHT = f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{FINAL}"
 CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "mat"}<|call|>'
 
 
-def harmony() -> PreTrainedTokenizerFast:
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{m}|>" for m in MARKS]})
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-TOKENIZER = harmony()
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER(text, add_special_tokens=False)["input_ids"]
+TOKENIZER = thinking.harmony(TEMPLATE)
+ids = partial(thinking.ids, TOKENIZER)
 
 
 def message(answer: str) -> Message:

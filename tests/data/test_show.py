@@ -1,9 +1,9 @@
 """The content of a data file, in numbers and token by token."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from json_files import write_lines
 from refusals import refused
 from tiny import make_tokenizer
 
@@ -16,9 +16,7 @@ TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content":
 
 
 def write(folder: Path, *records: Any) -> Path:
-    file = folder / "data.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
+    return write_lines(folder / "data.jsonl", *records)
 
 
 def ids(prompt: int, answer: int, **more: Any) -> dict[str, Any]:

@@ -1,24 +1,18 @@
 """The target writes prompts and answers them; a stopped run goes on as if it never had been."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from json_files import read_lines
 from refusals import refused
-from tiny import make_target, make_tokenizer
+from tiny import CHATML, make_target, make_tokenizer
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_examples
-from peagle.data.synth import (
-    MAX_REFUSED,
-    STARTERS,
-    SynthConfig,
-    synthesize,
-    user_turn,
-)
+from peagle.data.synth import MAX_REFUSED, STARTERS, SynthConfig, synthesize, user_turn
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
@@ -50,12 +44,8 @@ def made(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_records_are_written_by_the_target(llm: LLM, made: Path) -> None:
-    records = read(made)
+    records = read_lines(made)
     assert [record["record"] for record in records] == list(range(10))
     greedy = SamplingParams(max_tokens=6)
     for record in records:
@@ -70,9 +60,9 @@ def test_records_are_written_by_the_target(llm: LLM, made: Path) -> None:
 
 
 def test_draws_are_in_order_and_of_all_kinds(made: Path) -> None:
-    draws = [record["draw"] for record in read(made)]
+    draws = [record["draw"] for record in read_lines(made)]
     assert draws == sorted(set(draws))
-    assert {record["kind"] for record in read(made)} == set(STARTERS)
+    assert {record["kind"] for record in read_lines(made)} == set(STARTERS)
 
 
 def test_a_kill_anywhere_loses_and_doubles_nothing(llm: LLM, made: Path, tmp_path: Path) -> None:
@@ -105,34 +95,18 @@ def test_a_larger_count_continues_and_is_reported(llm: LLM, tmp_path: Path) -> N
 
 
 def test_another_seed_gives_other_records(made: Path, llm: LLM, tmp_path: Path) -> None:
-    other = SynthConfig(count=3, max_tokens=6, seed=2)
-    synthesize(llm, tmp_path / "other.jsonl", other)
-    texts = [
-        {r["messages"][0]["content"] for r in read(f)} for f in (made, tmp_path / "other.jsonl")
-    ]
+    other = tmp_path / "other.jsonl"
+    synthesize(llm, other, SynthConfig(count=3, max_tokens=6, seed=2))
+    texts = [{r["messages"][0]["content"] for r in read_lines(f)} for f in (made, other)]
     assert not texts[0] & texts[1]
-
-
-def test_system_prompt_and_template_arguments(tmp_path: Path) -> None:
-    llm = LLM(make_target(), max_batch=4)
-    llm.tokenizer.chat_template = "{{ mood }}" + llm.tokenizer.chat_template
-    config = SynthConfig(2, 4, system="be brief", template_args={"mood": "gay"})
-    synthesize(llm, tmp_path / "data.jsonl", config)
-    for record in read(tmp_path / "data.jsonl"):
-        assert record["template_args"] == {"mood": "gay"}
-        assert record["messages"][0] == {"role": "system", "content": "be brief"}
-        start = "gay<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n"
-        assert llm.tokenizer.decode(record["prompt_ids"]).startswith(start)
 
 
 # --- drafts from a script ------------------------------------------------------------------------
 
 
-def scripted(*said: str, template: str | None = None, context: int = 4096) -> Any:
+def scripted(*said: str, template: str = CHATML, context: int = 4096) -> Any:
     """An engine whose user turns are `said`, in turn; an answer is always "yes"."""
-    tokenizer, turns, asked = make_tokenizer(), iter(said), list[list[int]]()
-    if template:
-        tokenizer.chat_template = template
+    tokenizer, turns, asked = make_tokenizer(template), iter(said), list[list[int]]()
 
     def generate(prompts: list[list[int]], params: Any) -> list[Completion]:
         asked.extend(prompts)
@@ -181,7 +155,7 @@ def test_drafts_that_are_not_used(tmp_path: Path, draft: str, why: str) -> None:
         patch.setattr("peagle.data.synth.STARTERS", dict.fromkeys(STARTERS, ("",)))
         report = synthesize(llm, tmp_path / "data.jsonl", config)
     assert report.refused == {why: 1}
-    texts = [record["messages"][0]["content"] for record in read(tmp_path / "data.jsonl")]
+    texts = [record["messages"][0]["content"] for record in read_lines(tmp_path / "data.jsonl")]
     assert texts == [LONG, "what a fine day it is"]
 
 
@@ -201,7 +175,7 @@ def test_nothing_usable_ends_the_run_and_keeps_what_there_is(tmp_path: Path) -> 
     for part in ("1 too short", "unfinished", f"1 records are kept in {output}"):
         assert part in error.value.why
     assert len(llm.asked) < MAX_REFUSED + 10
-    assert len(read(output)) == 1
+    assert len(read_lines(output)) == 1
 
 
 # --- where a user speaks -------------------------------------------------------------------------
@@ -221,7 +195,7 @@ def test_a_turn_that_does_not_end_with_an_end_of_text(tmp_path: Path) -> None:
     template = CHATML.replace("<|im_end|>", "<|reserved_0|>")
     llm = scripted("what a fine day it is<|reserved_0|>\nassistant", template=template)
     synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
-    [record] = read(tmp_path / "data.jsonl")
+    [record] = read_lines(tmp_path / "data.jsonl")
     assert record["messages"][0]["content"].endswith("what a fine day it is")
 
 
@@ -230,7 +204,7 @@ def test_a_turn_that_ends_with_ordinary_text(tmp_path: Path) -> None:
     turn = user_turn(llm.tokenizer, [], PLAIN_STYLE, {2})
     assert turn == ("[INST] ", {2}, "[/INST]")
     synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
-    [record] = read(tmp_path / "data.jsonl")
+    [record] = read_lines(tmp_path / "data.jsonl")
     text = record["messages"][0]["content"]
     assert text.endswith("what a fine day it is")
     assert llm.tokenizer.decode(record["prompt_ids"]) == f"[INST] {text} [/INST]"
@@ -246,8 +220,7 @@ def test_a_turn_that_ends_with_ordinary_text(tmp_path: Path) -> None:
     ],
 )
 def test_templates_that_cannot_be_cut(template: str) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
+    tokenizer = make_tokenizer(template)
     with refused("chat_template"):
         user_turn(tokenizer, [], PLAIN_STYLE, {2})
 
@@ -255,15 +228,9 @@ def test_templates_that_cannot_be_cut(template: str) -> None:
 # --- what users get wrong ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("field", "settings"),
-    [
-        ("count", {"count": 0}),
-    ],
-)
-def test_wrong_settings(field: str, settings: dict[str, Any]) -> None:
-    with refused(field):
-        SynthConfig(**settings)
+def test_wrong_settings() -> None:
+    with refused("count"):
+        SynthConfig(0)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,17 @@
 """Records that cannot be used: a few are left out and counted by reason, many are refused."""
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_files import write_lines
 from refusals import refused
 from tiny import CHATML, make_tokenizer
 
 from peagle.data.chat import Conversation, encode_documents
-from peagle.data.dataset import (
-    read_conversations,
-    read_examples,
-    read_prompts,
-)
+from peagle.data.dataset import read_conversations, read_examples, read_prompts
 from peagle.data.records import read_records
 from peagle.errors import InputWarning
 
@@ -35,9 +31,7 @@ ALTERNATING = (
 
 
 def write(folder: Path, records: list[Any]) -> Path:
-    file = folder / "data.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
+    return write_lines(folder / "data.jsonl", *records)
 
 
 def examples(file: Path, **how: Any) -> list[Any]:
@@ -131,8 +125,7 @@ def test_records_keep_their_numbers(tmp_path: Path) -> None:
 def test_prompts_that_the_template_refuses(tmp_path: Path) -> None:
     """They are found before any of them is answered."""
     twice = {"messages": [USER, ANSWER, {"role": "system", "content": "x"}, USER]}
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = ALTERNATING
+    tokenizer = make_tokenizer(ALTERNATING)
     file = write(tmp_path, [GOOD] * 40 + [twice])
     with pytest.warns(InputWarning, match="1 × record 41: the chat template refuses this: Conv"):
         found = read_conversations(file, tokenizer=tokenizer)
@@ -142,8 +135,7 @@ def test_prompts_that_the_template_refuses(tmp_path: Path) -> None:
 
 
 def test_turns_that_the_template_leaves_out(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = CHATML.replace("in messages", "in messages if m.role != 'tool'")
+    tokenizer = make_tokenizer(CHATML.replace("in messages", "in messages if m.role != 'tool'"))
     result = {"role": "tool", "content": "mat"}
     file = write(tmp_path, [GOOD] * 40 + [{"messages": [USER, ANSWER, result, ANSWER]}])
     with pytest.warns(InputWarning, match=r"record 41: messages\[2\] 'tool': "):
@@ -153,8 +145,7 @@ def test_turns_that_the_template_leaves_out(tmp_path: Path) -> None:
 
 
 def test_no_template_is_one_reason(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = None
+    tokenizer = make_tokenizer(None)
     with refused():
         read_examples(write(tmp_path, [GOOD] * 3), tokenizer, 99)
 
@@ -197,8 +188,7 @@ LEADING = [{"role": "assistant", "content": "hello"}, USER, ANSWER]
 )
 def test_a_leading_answer_is_context(template: str, before: str) -> None:
     """An empty user turn comes first if the template demands that the user begins."""
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
+    tokenizer = make_tokenizer(template)
     [document] = encode_documents(tokenizer, LEADING)
     assert shown(document) == (
         f"{before}<|im_start|>assistant\nhello<|im_end|>\n<|im_start|>user\nthe cat<|im_end|>\n"
