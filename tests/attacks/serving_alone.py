@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import psutil
@@ -73,13 +72,11 @@ class Neighbour:
         self._thread = threading.Thread(target=self._ask, daemon=True)
 
     def _ask(self) -> None:
-        body: dict[str, Any] = {"prompt": "the cat", "max_tokens": 60, "ignore_eos": True}
+        body = {"prompt": "the cat", "max_tokens": 60, "ignore_eos": True, "stream": True}
         while not self._over.is_set():
             last = time.monotonic()
             try:
-                with self._http.stream(
-                    "POST", "/v1/completions", json=body | {"stream": True}
-                ) as got:
+                with self._http.stream("POST", "/v1/completions", json=body) as got:
                     for line in got.iter_lines():
                         if line.startswith("data:"):
                             now = time.monotonic()

@@ -218,9 +218,7 @@ def test_metrics(run: Path, target: Target, data: list[Example], kind: str, at: 
     resume(trainer(run, target, data))
 
 
-def test_metrics_of_a_run_without_checkpoint(
-    run: Path, target: Target, data: list[Example]
-) -> None:
+def test_metrics_without_a_checkpoint(run: Path, target: Target, data: list[Example]) -> None:
     """As a kill before the first one leaves them."""
     shutil.rmtree(run / "checkpoints")
     (run / "metrics.jsonl").write_bytes(b"no JSON\n")

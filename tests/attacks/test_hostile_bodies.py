@@ -1,11 +1,10 @@
 """Bodies that are large, deep, wrong or drawn: each gets an answer, and none a 5xx."""
 
 import json
-import random
 from typing import Any
 
 import pytest
-from serving_alone import LONG, Neighbour, Victim
+from serving_alone import Neighbour, Victim
 
 MB = 2**20
 POSTS = ("/v1/completions", "/v1/chat/completions", "/invocations", "/peagle/race")
@@ -83,52 +82,6 @@ def test_not_a_body(victim: Victim, count: Any, content: bytes) -> None:
             answer = victim.http.post(path, content=content, headers=kind)
             assert answer.status_code in (200, 400, 404), (path, answer.text)
     count("bodies that are none", 3 * len(POSTS))
-
-
-PIECES: list[Any] = [
-    None, True, False, 0, 1, -1, 2**31, 2**63, -(2**63), 1e308, -0.0, 0.5, "", "a", "the cat" * 50,
-    "\u0000", "\U0001f600", "<|im_end|>", [], {}, [[]], [""], ["a"], [1, 2], [[1], [2]], [None],
-    {"a": 1}, {"type": "json_object"}, {"1": 100}, {"role": "user", "content": "a"}, [USER],
-    [{"role": "tool", "content": ""}], {"regex": "a+"}, {"json": {}}, {"choice": ["a", "b"]},
-]  # fmt: skip
-FIELDS = (
-    "model", "prompt", "messages", "max_tokens", "stream", "stream_options", "n", "temperature",
-    "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "logit_bias", "response_format", "logprobs",
-    "top_logprobs", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls",
-    "chat_template_kwargs", "echo", "suffix", "best_of", "tokens", "add_special_tokens",
-    "max_completion_tokens",
-)  # fmt: skip
-
-
-def test_drawn(victim: Victim, count: Any) -> None:
-    """A right body in which some fields are anything."""
-    choose = random.Random(7)
-    tried = 20_000 if LONG else 600
-    for number in range(tried):
-        body = {"prompt": "the cat", "messages": [USER], "max_tokens": 2, "tokens": [60]}
-        body |= {
-            name: choose.choice(PIECES) for name in choose.sample(FIELDS, choose.randint(1, 4))
-        }
-        if body.get("max_tokens", 2) not in (None, 2) or body.get("max_completion_tokens"):
-            body["prompt"] = "a"  # a long answer to every other one would take the whole time
-            body["max_tokens"] = body["max_completion_tokens"] = choose.choice(
-                [0, 1, 3, -1, 10**9, "a"]
-            )
-        path = POSTS[number % len(POSTS)]
-        answer = victim.http.post(path, content=json.dumps(body), headers=JSON)
-        assert answer.status_code in (200, 400, 404, 429), (path, body, answer.text)
-    assert victim.answers()
-    count("drawn bodies", tried)
-
-
-def test_many_prompts(victim: Victim, count: Any) -> None:
-    """More than there is room for are refused before any of them is tokenised."""
-    for size in (10_000, 100_000):
-        answer = victim.http.post("/v1/completions", json={"prompt": ["the cat"] * size})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
-        assert f"{size} answers at once" in answer.json()["error"]["message"]
-    count("lists of prompts", 2)
 
 
 def test_memory(victim: Victim, count: Any) -> None:

@@ -4,7 +4,6 @@ What a stream emits is what the tokenizer decodes from the same tokens, the byte
 log-probabilities are that text, and no request costs another one its answer.
 """
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,36 +14,12 @@ from transformers import PreTrainedTokenizerFast
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.text import TextStream
 from peagle.server.logprobs import AnswerLogprobs
 
 Make = Callable[[], PreTrainedTokenizerFast]
 ROUNDS = 200 if LONG else 20
-DRAWN = 20_000 if LONG else 1000
 STOPS = ((), ("a",), ("\ufffd", "é"), ("\ufffd\ufffd",), ("日本", "<think>", " "))
 both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
-
-
-def pieces(tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Ids of whole characters, and of the parts of one in the wrong order."""
-    texts = ["x", "é", "日", "👍", " ", "\n", "\u200d"]
-    whole = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    return [*whole, *(ids[:1] for ids in whole), *(ids[::-1] for ids in whole)]
-
-
-@both
-def test_streams_of_anything(make: Make, count: Any) -> None:
-    chance, tokenizer = random.Random(7), make()
-    known = pieces(tokenizer)
-    for _ in range(DRAWN):
-        ids = list[int]()
-        while len(ids) < chance.randrange(1, 40):
-            drawn = [chance.randrange(len(tokenizer))]
-            ids += chance.choice(known) if chance.random() < 0.6 else drawn
-        stream = TextStream(tokenizer, ())
-        emitted = "".join(stream.push(token)[0] for token in ids) + stream.finish()
-        assert emitted == tokenizer.backend_tokenizer.decode(ids), ids
-    count("streams of tokens that are no text", DRAWN)
 
 
 @both

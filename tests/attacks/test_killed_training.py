@@ -1,7 +1,6 @@
 """A training run that is killed at random moments, and resumed each time, ends where an undisturbed
 one does, bit for bit."""
 
-import json
 import os
 import random
 import signal
@@ -13,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
-from torch import Tensor
 
 from peagle.train.state import checkpoints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
-from processes import run, start
+from processes import metrics, run, start, state
 
 KILLS = 25 if os.environ.get("PEAGLE_ATTACKS") == "long" else 4
 SETTINGS: dict[str, Any] = {"steps": 20 + 8 * KILLS, "save_every": 2, "eval_every": 10}
@@ -42,7 +39,7 @@ def test_kills_change_nothing(tmp_path: Path, method: str, count: Callable[..., 
         assert process.exitcode in (0, -signal.SIGKILL)
         kills += process.exitcode == -signal.SIGKILL
     assert kills == KILLS and resumed > 0, "it ended before it was killed often enough"
-    wanted, found = weights(straight), weights(folder)
+    wanted, found = state(straight), state(folder)
     assert wanted.keys() == found.keys()
     assert all(tensor.equal(found[name]) for name, tensor in wanted.items())
     assert metrics(straight) == metrics(folder)
@@ -58,14 +55,3 @@ def wait(folder: Path, process: BaseProcess, chance: random.Random) -> None:
     while process.is_alive() and checkpoints(folder)[-1:] == newest and time.monotonic() < end:
         time.sleep(0.002)
     time.sleep(chance.random() * 0.15)
-
-
-def weights(folder: Path) -> dict[str, Tensor]:
-    """Weights and moments of the newest checkpoint."""
-    return load_file(checkpoints(folder)[-1] / "state.safetensors")
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """All steps, without their times."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{**json.loads(line), "seconds": 0} for line in lines]

@@ -2,10 +2,7 @@
 get alone, however the others end."""
 
 import gc
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,6 @@ from peagle.train.warm_start import new_drafter
 PROMPTS = random_prompts(4, 4, seed=9)
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 K = 4
-THREADS = Path(__file__).with_name("threads.py")
 
 Outcome = list[tuple[list[int], int, tuple[int, ...]]]
 
@@ -53,19 +49,6 @@ def make_trainer(folder: Path, target: Target, layers: tuple[int, ...], steps: i
     spec = HeadSpec("p-eagle", layers=1, depths=K, draft_vocab=112, feature_layers=layers)
     head = new_drafter(target, [e.ids for e in data], spec)
     return Trainer(TrainConfig(folder, steps=steps, lr=3e-3), target, head, data)
-
-
-@pytest.fixture(params=["no head", "another head", "used", "deterministic", "adaptive"])
-def other(request: pytest.FixtureRequest, target: Target, heads: list[Drafter]) -> LLM:
-    """Decodes over the same target in between."""
-    kinds = {
-        "no head": lambda: LLM(target),
-        "another head": lambda: LLM(target, heads[1], k=K),
-        "used": lambda: LLM(target, heads[0], k=K).use(heads[1], k=2),
-        "deterministic": lambda: LLM(target, heads[0], k=K, deterministic=True),
-        "adaptive": lambda: LLM(target, heads[1]),  # which times the target when it begins
-    }
-    return kinds[request.param]()
 
 
 def outcome(run: Run) -> Outcome:
@@ -103,36 +86,6 @@ def in_turns(*runs: Run) -> None:
     assert all(texts(run, own) for run, own in zip(runs, received, strict=True))
 
 
-def test_streams_of_two_llms_in_turns(target: Target, heads: list[Drafter], other: LLM) -> None:
-    llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
-    assert sum(sum(accepted) for *_, accepted in wanted) > 5, "drafts are accepted"
-    run, other_run = llm.stream(PROMPTS, PARAMS), other.stream(PROMPTS, PARAMS)
-    in_turns(run, other_run)
-    assert outcome(run) == wanted
-    assert tokens(outcome(other_run)) == tokens(wanted)
-    assert tokens(play(other)) == tokens(wanted)
-
-
-def test_whole_answers_amid_a_stream(target: Target, heads: list[Drafter], other: LLM) -> None:
-    llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
-    run = llm.stream(PROMPTS, PARAMS)
-    for number, _ in enumerate(run):
-        if number % 8 == 0:
-            assert tokens(play(other)) == tokens(wanted)
-    assert outcome(run) == wanted
-
-
-def test_a_stream_made_before_and_begun_amid_another(target: Target, heads: list[Drafter]) -> None:
-    wanted = play(LLM(target, heads[0], k=K)), play(LLM(target, heads[1], k=K))
-    first, second = (LLM(target, head, k=K).stream(PROMPTS, PARAMS) for head in heads)
-    chunks = iter(first)
-    next(chunks)
-    second.step()
-    list(chunks)
-    list(second)
-    assert (outcome(first), outcome(second)) == wanted
-
-
 @pytest.mark.parametrize("switched", [None, 0, 1])
 def test_another_head_in_the_middle_of_a_stream(
     target: Target, heads: list[Drafter], switched: int | None
@@ -150,19 +103,6 @@ def test_another_head_in_the_middle_of_a_stream(
     assert outcome(run) == wanted
     assert tokens(outcome(in_turns_with)) == tokens(wanted)
     assert tokens(play(llm)) == tokens(wanted)
-
-
-def test_a_larger_batch_in_the_middle_of_a_stream(target: Target, heads: list[Drafter]) -> None:
-    llm = LLM(target, heads[0], k=K, max_batch=1)
-    wanted = play(LLM(target, heads[0], k=K, max_batch=1))
-    run = llm.stream(PROMPTS, PARAMS)
-    chunks = iter(run)
-    next(chunks)
-    larger = llm.use(heads[0], K, max_batch=2)
-    assert (llm.max_batch, larger.max_batch) == (1, 2)
-    assert tokens(play(larger)) == tokens(wanted)
-    list(chunks)
-    assert outcome(run) == wanted
 
 
 def test_the_deterministic_mode_stays_tiled(
@@ -188,9 +128,7 @@ def test_the_deterministic_mode_stays_tiled(
     assert sizes["tiled"] == {ROW_TILE} != sizes["plain"]
 
 
-def test_other_work_with_the_target_in_between(
-    target: Target, heads: list[Drafter], tmp_path: Path
-) -> None:
+def test_other_work_with_the_target(target: Target, heads: list[Drafter], tmp_path: Path) -> None:
     """Forwards with other taps, copies, and training."""
     llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
     ids = torch.tensor(PROMPTS[0])
@@ -305,44 +243,3 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_round(
     pool = llm.engine.scheduler.pool
     assert pool.free == pool.count, "its blocks are free"
     assert tokens(play(llm)) == tokens(wanted)
-
-
-def test_a_stream_that_never_began_holds_nothing(target: Target, heads: list[Drafter]) -> None:
-    waiting = [LLM(target, head, k=K).stream(PROMPTS, PARAMS) for head in heads]
-    wanted = play(LLM(target, lookup=False))
-    for run in waiting:
-        list(run)
-        assert tokens(outcome(run)) == tokens(wanted)
-
-
-def test_streams_of_one_llm_in_turns(target: Target, heads: list[Drafter]) -> None:
-    """Its engine batches them: a step for one of them is a step for all."""
-    llm, wanted = LLM(target, heads[0], k=K), play(LLM(target, heads[0], k=K))
-    runs = [llm.stream(PROMPTS, PARAMS) for _ in range(3)]
-    in_turns(*runs)
-    assert [tokens(outcome(run)) for run in runs] == [tokens(wanted)] * 3
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "one LLM",
-        "one new LLM",
-        "two LLMs",
-        "used LLMs",
-        "one LLM, bfloat16",
-        "handed over",
-        "left early",
-    ],
-)
-def test_threads(attack: str, count: Callable[..., None]) -> None:
-    """In a process of its own, which must survive."""
-    done = subprocess.run(
-        [sys.executable, str(THREADS), attack],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["wrong"] == [] and found["right"] > 0, found
-    assert found["after"] == "right", "one thread alone works as ever"
-    count("answers of threads that share a target, all right", found["right"])

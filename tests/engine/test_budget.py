@@ -289,9 +289,7 @@ def test_a_disturbed_measurement_is_mended() -> None:
     assert (curve.rows, curve.seconds) == ([1, 2, 4, 7, 64], [1.0, 2.0, 2.0, 3.0, 3.0])
 
 
-def test_where_drafting_does_not_pay_no_plan_is_made_for_some_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plans_pause_where_drafting_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     budget = chooser(verify=STEEP)
     plans = list[int]()
     make = budget._plan

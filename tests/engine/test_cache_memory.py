@@ -23,9 +23,7 @@ from peagle.model.target import Target, TargetOutput
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_token_bytes_are_what_the_caches_hold(
-    target: Target, drafters: dict[str, Drafter], method: str
-) -> None:
+def test_bytes_of_a_token(target: Target, drafters: dict[str, Drafter], method: str) -> None:
     llm = LLM(target, drafters[method], k=3, kv_tokens=160)
     llm.generate([[70, 71]], SamplingParams(max_tokens=4))
     held = 0
@@ -76,7 +74,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_curves_are_of_the_rows_asked_for(
+def test_curves_of_the_rows_asked(
     target: Target, drafters: dict[str, Drafter], exact: bool
 ) -> None:
     """Whether rows come in tiles or not."""

@@ -81,9 +81,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("drafts", [{"k": K}, {"nodes": 12}, {"nodes": 40}, {}])
-def test_the_same_tokens_as_alone(
-    target: Target, head: Drafter, kind: str, drafts: dict[str, int]
-) -> None:
+def test_tokens_as_alone(target: Target, head: Drafter, kind: str, drafts: dict[str, int]) -> None:
     """In batches, with what lookup offers beside the head's candidates."""
     params = [replace(own, **KINDS[kind]) for own in LENGTHS]
     alone = LLM(target, max_batch=2, lookup=False).generate(PROMPTS, params)

@@ -109,9 +109,7 @@ def random_walk(matcher: Matcher, length: int, rng: random.Random) -> list[int]:
 
 
 @pytest.mark.parametrize("params", FORMS)
-def test_masks_along_a_draft_are_those_of_saying_it(
-    grammars: Grammars, params: SamplingParams
-) -> None:
+def test_masks_along_a_draft(grammars: Grammars, params: SamplingParams) -> None:
     """Looking ahead changes nothing, whatever was drafted: the end, or what is not allowed."""
     rng = random.Random(5)
     for _ in range(20):

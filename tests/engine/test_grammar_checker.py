@@ -48,9 +48,7 @@ def test_time(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert why == "takes more than 1 seconds to compile"
 
 
-def test_a_checker_that_was_killed(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_checker(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one takes its place; one that cannot start is told of."""
     one, other, third = map(LLMatcher.grammar_from_regex, ("a", "b", "c"))
     assert checker.refusal(one) is None

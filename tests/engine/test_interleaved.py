@@ -93,9 +93,7 @@ def check_chunks(run: Run, chunks: list[Chunk]) -> None:
 
 
 @pytest.mark.parametrize("in_turns", [round_by_round, token_by_token])
-def test_streams_of_two_llms(
-    pair: tuple[Make, Make], in_turns: Callable[..., list[list[Chunk]]]
-) -> None:
+def test_two_streams(pair: tuple[Make, Make], in_turns: Callable[..., list[list[Chunk]]]) -> None:
     """Tokens, texts, log-probabilities, and how drafts fared, to the bit."""
     wanted = [alone(make(), prompts) for make, prompts in zip(pair, (PROMPTS, OTHERS), strict=True)]
     assert sum(sum(done.stats.accepted) for done in wanted[0]) > 5, "drafts are accepted"
@@ -211,9 +209,8 @@ def test_threads_with_llms_of_their_own(dtype: torch.dtype) -> None:
 
     wanted = [llm.generate(prompts, params) for llm, prompts in zip(make(), THREADS, strict=True)]
     for _ in range(3):
-        calls = [
-            partial(llm.generate, own, params) for llm, own in zip(make(), THREADS, strict=True)
-        ]
+        pairs = zip(make(), THREADS, strict=True)
+        calls = [partial(llm.generate, prompts, params) for llm, prompts in pairs]
         assert together(calls) == wanted
 
 

@@ -65,9 +65,7 @@ def test_the_second_start_runs_no_forward(
 
 
 @pytest.mark.parametrize("ratio", [0.1, 10])
-def test_the_end_of_an_engine_keeps_costs_that_are_lower(
-    target: Target, costs: Path, ratio: float
-) -> None:
+def test_an_engines_end_keeps_lower_costs(target: Target, costs: Path, ratio: float) -> None:
     """Higher ones may be those of a busy machine, on which the next run would not draft."""
     llm, counting = opened(target, None)
     file = only_file(costs)
@@ -94,9 +92,7 @@ def test_a_bad_measurement_is_corrected_by_later_runs(costs: Path) -> None:
     assert json.loads(only_file(costs).read_text())["1"] < MEASURED[1] / 5
 
 
-def test_other_models_and_machines_are_measured(
-    monkeypatch: pytest.MonkeyPatch, costs: Path
-) -> None:
+def test_others_are_measured(monkeypatch: pytest.MonkeyPatch, costs: Path) -> None:
     kept_curve([1, 2], ["model"], CPU, measured)
     assert kept_curve([1, 2], ["model"], CPU, not_measured).curve.seconds == [0.01, 0.02]
     kept_curve([1, 2], ["other"], CPU, measured)

@@ -68,11 +68,7 @@ def test_plain_is_the_argmax_without_a_cache(target: Target) -> None:
 @pytest.mark.parametrize("error_rate", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("max_batch", [1, 3])
 def test_counts_equal_hand_counts(
-    target: Target,
-    drafters: dict[str, Drafter],
-    oracle: Oracle,
-    error_rate: float,
-    max_batch: int,
+    target: Target, drafters: dict[str, Drafter], oracle: Oracle, error_rate: float, max_batch: int
 ) -> None:
     k, length = 5, 23
     oracle.futures = futures(target, length + k)
@@ -163,9 +159,7 @@ def test_without_a_head_lookup_drafts(target: Target, temperature: float) -> Non
     assert total(done).rounds > 0
 
 
-def test_k_above_what_a_head_was_trained_for_warns_once(
-    target: Target, drafters: dict[str, Drafter]
-) -> None:
+def test_k_above_the_trained_one_warns_once(target: Target, drafters: dict[str, Drafter]) -> None:
     drafter = drafters["p-eagle"]
     trained = drafter.config.depths
     with warnings.catch_warnings(record=True) as said:

@@ -79,10 +79,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("change", "changed"), CHANGES)
 def test_use_changes_what_it_is_told_to(
-    target: Target,
-    drafters: dict[str, Drafter],
-    change: dict[str, Any],
-    changed: dict[str, Any],
+    target: Target, drafters: dict[str, Drafter], change: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     head, other = drafters["p-eagle"], make_drafter(target, "eagle3")
     llm = LLM(target, head, k=3, max_batch=2, kv_tokens=320)

@@ -127,7 +127,7 @@ def test_stop_token_ids(target: Target, drafters: dict[str, Drafter], at: int) -
         (SamplingParams(regex="("), "regex"),
     ],
 )
-def test_impossible_requests_are_refused_at_once(
+def test_impossible_requests_are_refused(
     target: Target, params: SamplingParams, field: str
 ) -> None:
     with refused(field):

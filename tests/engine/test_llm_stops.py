@@ -105,11 +105,7 @@ def test_tokenizer_eos_ends_too(
 
 @pytest.mark.parametrize(("begin", "width"), [(0, 1), (3, 1), (5, 3), (9, 5), (2, 9)])
 def test_stop_string_inside_an_accepted_run(
-    target: Target,
-    drafters: dict[str, Drafter],
-    futures: list[list[int]],
-    begin: int,
-    width: int,
+    target: Target, drafters: dict[str, Drafter], futures: list[list[int]], begin: int, width: int
 ) -> None:
     """The stop string is cut from the text; tokens end with the one that completed it."""
     answer = futures[0][len(PROMPTS[0]) :]

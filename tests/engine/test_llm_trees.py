@@ -47,9 +47,7 @@ def test_the_same_tokens_as_alone(
     assert sum(sum(a.stats.accepted) for a in found) > 3
 
 
-def test_log_probabilities_are_those_of_the_path(
-    target: Target, drafters: dict[str, Drafter]
-) -> None:
+def test_logprobs_are_those_of_the_path(target: Target, drafters: dict[str, Drafter]) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True, logprobs=3)
     alone = LLM(target, lookup=False).generate(PROMPTS, params)
     found = LLM(target, drafters["p-eagle"], nodes=12).generate(PROMPTS, params)
@@ -76,9 +74,7 @@ def test_an_answer_ends_within_a_path(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_preempted_and_cached(
-    target: Target, drafters: dict[str, Drafter], deterministic: bool
-) -> None:
+def test_preemption(target: Target, drafters: dict[str, Drafter], deterministic: bool) -> None:
     """Few blocks: requests are started again, and prompts that begin alike are reused."""
     start = random_prompts(1, longest=50)[0] * 2
     prompts = [[*start[:40], token, 9, 8] for token in range(20, 28)]
@@ -103,9 +99,7 @@ def test_the_context_ends(target: Target, drafters: dict[str, Drafter]) -> None:
 
 
 @pytest.mark.parametrize("nodes", [4, 16])
-def test_a_grammar_prunes_branches(
-    target: Target, drafters: dict[str, Drafter], nodes: int
-) -> None:
+def test_grammars_prune_branches(target: Target, drafters: dict[str, Drafter], nodes: int) -> None:
     params = SamplingParams(max_tokens=40, regex="(cat|hat|the mat|that|then) [a-z]{3,9}(;|!) *")
     alone = LLM(target, lookup=False).generate(PROMPTS, params)
     found = LLM(target, drafters["p-eagle"], nodes=nodes).generate(PROMPTS, params)
@@ -114,9 +108,7 @@ def test_a_grammar_prunes_branches(
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_what_moves_is_read_again(
-    target: Target, monkeypatch: pytest.MonkeyPatch, moves: bool
-) -> None:
+def test_moves_are_read_again(target: Target, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
     """A head that likes the second best: what is accepted is never the chain that stands first, so
     keys, values and features must move. A cache that does not move them is noticed."""
     drafter = make_drafter(target, "p-eagle", seed=4)

@@ -17,9 +17,7 @@ def found_by_hand(tokens: list[int], most: int) -> Match:
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.data())
-def test_it_finds_the_last_occurrence_of_the_longest_end(
-    tokens: list[int], data: st.DataObject
-) -> None:
+def test_the_last_occurrence_of_the_longest_end(tokens: list[int], data: st.DataObject) -> None:
     """However the text has grown."""
     index, end = Index(), 0
     while end < len(tokens):
@@ -37,9 +35,8 @@ def test_a_common_prefix_is_one_node() -> None:
     assert offer((5, 6)) == [Candidate(9, 0.0, 0.5)]
     assert offer((7,)) == offer((5, 6, 9)) == []
     draft = grow(offer, 4, Match(3, (5, 6, 9)))
-    assert [draft.tokens[row - 1] for row in draft.follow(draft.match.tokens)] == [5, 6, 9][
-        : draft.depth
-    ]
+    followed = draft.follow(draft.match.tokens)
+    assert [draft.tokens[row - 1] for row in followed] == [5, 6, 9][: draft.depth]
 
 
 def test_its_chances_are_learnt_by_size_and_depth() -> None:

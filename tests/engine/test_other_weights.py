@@ -70,9 +70,7 @@ def test_rows_are_the_same_one_by_one_and_together(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("inner", [64, 80])
-def test_a_target_by_name(
-    tmp_path: Path, kind: str, inner: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_name(tmp_path: Path, kind: str, inner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products whose inputs are no multiple of 32 keep their weights with int4, and are named:
     by transformers' model, whose weights are then the only ones that are read."""
     if kind == "int4" and inner == 80:

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chisquare import (
-    BROKEN,
-    CHOOSE,
-    Choose,
-    naive_logits,
-    naive_probabilities,
-    p_value,
-)
+from chisquare import BROKEN, CHOOSE, Choose, naive_logits, naive_probabilities, p_value
 from refusals import refused
 from tiny import chain
 from torch import Tensor

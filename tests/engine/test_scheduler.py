@@ -82,9 +82,7 @@ def test_everyone_is_served(
         assert sum(item.num_tokens for item in scheduled) <= scheduler.budget
         assert len(scheduler.running) <= batch
         decoding = {id(r) for r in scheduler.running if r.draft or r.output and not r.preempted}
-        assert decoding <= {id(item.request) for item in scheduled}, (
-            "who decodes runs in every round"
-        )
+        assert decoding <= {id(item.request) for item in scheduled}, "who decodes runs each round"
         admitted += [r.index for r in scheduler.running if r.index not in admitted]
         served = [r.index in admitted for r in scheduler.waiting]
         assert served == sorted(served, reverse=True), "who gave up blocks is the next to get some"
@@ -113,9 +111,7 @@ def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
     first.num_computed_tokens, second.num_computed_tokens = 5, 7
     first.draft = chain([1, 2])
     scheduled = scheduler.schedule()
-    found = [
-        (item.request.index, item.num_tokens, item.complete, item.decoding) for item in scheduled
-    ]
+    found = [(it.request.index, it.num_tokens, it.complete, it.decoding) for it in scheduled]
     assert found == [(0, 3, True, True), (1, 9, False, False)]
 
 

@@ -91,9 +91,7 @@ def random_ids(generator: random.Random, size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
-def test_a_stream_is_what_the_tokenizer_decodes(
-    make: Callable[[], PreTrainedTokenizerFast],
-) -> None:
+def test_a_stream_is_what_a_tokenizer_decodes(make: Callable[[], PreTrainedTokenizerFast]) -> None:
     """Whatever comes: lone bytes are U+FFFD, at the end, too."""
     tokenizer = make()
     for seed in range(40):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, harmony, say
+from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, harmony, ids, say
 from thinking import thinking_target as target_of
 from tiny import CHATML, chain, make_drafter
 
@@ -25,10 +25,6 @@ JSON = SamplingParams(json_schema=SCHEMA, max_tokens=120)
 OFF, ON = (Style(None, {"enable_thinking": wanted}) for wanted in (False, True))
 END = "<|im_end|>"
 both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
-
-
-def ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def answer(
@@ -67,8 +63,7 @@ def test_other_templates(
     make: Callable[..., Any], template: str, thoughts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt begins the thoughts, or their marks are known from the template alone."""
-    tokenizer = make()
-    tokenizer.chat_template = template
+    tokenizer = make(template=template)
     said = answer(monkeypatch, tokenizer, thoughts + "Sure!")
     assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
 
@@ -158,8 +153,7 @@ BEGUN = (
 def test_where_a_prompt_leaves_the_target(
     make: Callable[..., Any], template: str, style: Style, header: str, opening: str, stage: str
 ) -> None:
-    tokenizer = make()
-    tokenizer.chat_template = template
+    tokenizer = make(template=template)
     thoughts = find_thoughts(tokenizer)
     assert thoughts is not None
     assert (thoughts.header, thoughts.opening) == (header, opening)
@@ -167,19 +161,15 @@ def test_where_a_prompt_leaves_the_target(
 
 
 def test_space_before_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = byte_level()
-    tokenizer.chat_template = GLM
+    tokenizer = byte_level(template=GLM)
     said = answer(monkeypatch, tokenizer, "\n<think>hm</think>Sure!")
     assert said.startswith("\n<think>hm</think>") and is_json(said.partition("</think>")[2])
 
 
 @both
-def test_thoughts_that_do_not_end(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thoughts_without_end(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token may come in them: marks, ends, stray bytes."""
-    tokenizer = make()
-    tokenizer.chat_template = R1
+    tokenizer = make(template=R1)
     grammars = Grammars(target_of(tokenizer))
     matcher = grammars.matcher(JSON, prompt_ids(tokenizer, ASKED))
     assert matcher is not None
@@ -198,9 +188,7 @@ def words(tokenizer: Any) -> list[int]:
 @pytest.mark.parametrize("template", ["own", R1])
 @pytest.mark.parametrize("marks", ["added", "text"])
 @both
-def test_masks_along_a_draft_are_those_of_saying_it(
-    make: Callable[..., Any], marks: str, template: str
-) -> None:
+def test_masks_along_a_draft(make: Callable[..., Any], marks: str, template: str) -> None:
     """Looking ahead changes nothing."""
     tokenizer, rng = make(marks), random.Random(5)
     if template != "own":
@@ -231,12 +219,9 @@ def test_masks_along_a_draft_are_those_of_saying_it(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @both
-def test_thoughts_are_what_they_are_without_a_grammar(
-    make: Callable[..., Any], temperature: float
-) -> None:
+def test_thoughts_are_those_without_a_grammar(make: Callable[..., Any], temperature: float) -> None:
     """With drafts and without; what follows them is the grammar's."""
-    tokenizer = make()
-    tokenizer.chat_template = R1
+    tokenizer = make(template=R1)
     target = target_of(tokenizer)
     prompt, close = prompt_ids(tokenizer, ASKED), tokenizer.convert_tokens_to_ids("</think>")
     bias = {close: 3.0, 2: -9.0}
@@ -255,7 +240,6 @@ def test_thoughts_are_what_they_are_without_a_grammar(
 
 
 def test_a_target_that_does_not_think() -> None:
-    tokenizer = byte_level()
-    tokenizer.chat_template = CHATML
+    tokenizer = byte_level(template=CHATML)
     matcher = Grammars(target_of(tokenizer)).matcher(JSON, prompt_ids(tokenizer, ASKED))
     assert type(matcher) is Matcher

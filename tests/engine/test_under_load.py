@@ -9,7 +9,6 @@ import torch
 from refusals import refused
 from tiny import METHODS
 
-from peagle.engine.adaptive import EXPLORE_SHARE, AdaptiveBudget
 from peagle.engine.draft import Proposer
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
@@ -157,9 +156,7 @@ def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_head_that_was_not_used_catches_up(
-    target: Target, drafters: dict[str, Drafter], method: str
-) -> None:
+def test_an_idle_head_catches_up(target: Target, drafters: dict[str, Drafter], method: str) -> None:
     """Behind a stretch without drafts, drafts are those of a head that has run all along: be it its
     own stretch, or another request's whose blocks were found."""
     chance, drafter = random.Random(0), drafters[method]
@@ -175,10 +172,7 @@ def test_a_head_that_was_not_used_catches_up(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_catches_up_within_the_budget_of_rounds(
-    target: Target,
-    drafters: dict[str, Drafter],
-    method: str,
-    proposed: list[list[NewSlots]],
+    target: Target, drafters: dict[str, Drafter], method: str, proposed: list[list[NewSlots]]
 ) -> None:
     """And runs what requests share once."""
     chance = random.Random(0)
@@ -193,23 +187,6 @@ def test_a_head_catches_up_within_the_budget_of_rounds(
     ran = [new.start + at for slots in proposed for new in slots for at in range(len(new.ids))]
     assert sorted(slot for slot in ran if slot < 32) == list(range(32)), "two blocks are shared"
     assert as_ever(target, drafters[method], later)
-
-
-def test_while_nothing_pays_one_request_is_drafted_for_now_and_then(
-    target: Target, drafters: dict[str, Drafter], proposed: list[list[NewSlots]]
-) -> None:
-    llm = LLM(target, drafters["p-eagle"], lookup=False)
-    budget = llm.engine.budget
-    assert isinstance(budget, AdaptiveBudget)
-    for curve in (budget.verify, budget.draft):
-        curve.observe = lambda *_: 1.0  # type: ignore[method-assign]  # costs stay
-    budget.verify.rows, budget.verify.seconds = [1, 2], [1.0, 2.0]  # rows cost what they cost alone
-    budget.draft.rows, budget.draft.seconds = [1, 512], [0.5, 0.5]
-    budget.expected = [[0.0] * len(expected) for expected in budget.expected]
-    rounds = int(3 * 0.5 / EXPLORE_SHARE / 5)  # of five seconds each; a probe takes half a second
-    params = SamplingParams(max_tokens=rounds, ignore_eos=True)
-    llm.generate([[70 + at, 71] for at in range(5)], params)
-    assert 2 <= len(proposed) <= 3 and all(len(slots) == 1 for slots in proposed)
 
 
 def test_one_that_fails_fails_alone(target: Target, drafters: dict[str, Drafter]) -> None:
@@ -240,22 +217,12 @@ def test_one_that_fails_fails_alone(target: Target, drafters: dict[str, Drafter]
     assert [c.token_ids for c in llm.generate(prompts, params)] == wanted
 
 
-def test_threads_are_torchs_again_after_a_round(
-    target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_threads_are_given_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Native code takes some where other processes use the cores (native/team.h)."""
     llm, threads = LLM(target), torch.get_num_threads()
     monkeypatch.setattr(llm.engine, "draft", lambda _: torch.set_num_threads(threads + 1) or [])
     llm.generate([[70, 71]], SamplingParams(max_tokens=2))
     assert torch.get_num_threads() == threads
-
-
-def test_a_stream_that_is_left_is_cancelled(target: Target) -> None:
-    llm = LLM(target, max_batch=2)
-    stream = iter(llm.stream([[70, 71], [72], [73]], SamplingParams(max_tokens=50)))
-    next(stream)
-    stream.close()
-    assert free_blocks(llm.engine)
 
 
 def test_too_little_cache_is_refused(target: Target) -> None:

@@ -5,11 +5,18 @@ import multiprocessing
 import os
 import runpy
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from json_files import read_lines
+from safetensors.torch import load_file
+from torch import Tensor
+
+from peagle.train.state import checkpoints
 
 RUN = Path(__file__).with_name("run_training.py")
 
@@ -51,3 +58,30 @@ def free_port() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
+
+
+def torchrun(folder: Path, processes: int, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """A run as users start it."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    return subprocess.run(
+        [*launch, str(processes), str(RUN), str(folder), json.dumps(settings)],
+        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """All steps, without their times."""
+    return [{**line, "seconds": 0} for line in read_lines(folder / "metrics.jsonl")]
+
+
+def state(folder: Path) -> dict[str, Tensor]:
+    """Weights and moments of the newest checkpoint."""
+    return load_file(checkpoints(folder)[-1] / "state.safetensors")
+
+
+def assert_near(one: dict[str, Tensor], other: dict[str, Tensor], within: float = 1e-3) -> None:
+    """Within rounding."""
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        off = (tensor.double() - other[name].double()).norm()
+        assert off <= within * (1e-6 + tensor.double().norm()), name

@@ -18,14 +18,7 @@ from peagle.data.example import Example
 from peagle.model.target import Target, TargetOutput
 from peagle.train import capture as capture_module
 from peagle.train.batches import Batches
-from peagle.train.capture import (
-    MAX_HEADER,
-    CaptureConfig,
-    Plan,
-    capture,
-    in_process,
-    plan_capture,
-)
+from peagle.train.capture import MAX_HEADER, CaptureConfig, Plan, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
 from peagle.train.passes import run_target
 from peagle.train.spec import HeadSpec
@@ -96,9 +89,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("whole", range(5))  # shards
-def test_a_stopped_capture_goes_on(
-    own: Capturing, monkeypatch: pytest.MonkeyPatch, whole: int
-) -> None:
+def test_a_stopped_one_goes_on(own: Capturing, monkeypatch: pytest.MonkeyPatch, whole: int) -> None:
     own.run("straight")
     write, written = capture_module.write_shard, list[str]()
 
@@ -224,9 +215,7 @@ def test_a_folder_of_another_capture_is_refused(own: Capturing, changes: dict[st
     assert "other documents" in error.value.why
 
 
-def test_packed_documents_are_those_of_the_sequence(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
+def test_packed_documents_are_the_same(tmp_path: Path, target: Target, data: list[Example]) -> None:
     Capturing(tmp_path, target, data[:5]).run("a")
     Capturing(tmp_path, target, data[5:]).run("b")
     whole = Captures([tmp_path / "a", tmp_path / "b"])
@@ -269,9 +258,7 @@ class Wrong(Captures):
         return output._replace(**{self.moved: getattr(output, self.moved).roll(1, 0)})
 
 
-def test_training_from_a_capture_is_training_online(
-    tmp_path: Path, target: Target, data: list[Example]
-) -> None:
+def test_training_is_as_online(tmp_path: Path, target: Target, data: list[Example]) -> None:
     near = 0.003
     read, wrong = Capturing(tmp_path, target, data).made("cap"), Wrong([tmp_path / "cap"])
     more = {"batch": 2, "pack": 90, "segments": 2}

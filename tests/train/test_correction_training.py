@@ -78,9 +78,7 @@ def test_a_frozen_head_stays_as_it_is(
     assert saved.config.provenance.data["correction_steps"] == STEPS
 
 
-def test_it_resumes_exactly(
-    tmp_path: Path, target: Target, head: Drafter, data: list[Example]
-) -> None:
+def test_exact_resume(tmp_path: Path, target: Target, head: Drafter, data: list[Example]) -> None:
     whole = with_correction(head, frozen=True)
     start = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
     losses = run(tmp_path / "whole", target, whole, data)

@@ -48,9 +48,8 @@ def place(tmp_path: Path, model: Path) -> dict[str, str]:
 
 
 def bash(environ: dict[str, str], *arguments: str) -> None:
-    done = subprocess.run(
-        ["bash", *arguments], env=environ, capture_output=True, text=True, check=False
-    )
+    command = ["bash", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

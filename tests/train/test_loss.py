@@ -6,12 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.train import loss as losses
-from peagle.train.loss import (
-    ChunkedDivergence,
-    LossChunk,
-    divergence,
-    labels_of,
-)
+from peagle.train.loss import ChunkedDivergence, LossChunk, divergence, labels_of
 
 
 def random_logits(rows: int = 12, vocab: int = 40) -> tuple[Tensor, Tensor]:
@@ -52,10 +47,7 @@ def test_half_precision_is_compared_in_float32() -> None:
 @pytest.mark.parametrize(("chunk", "block"), [(1, 64), (5, 2), (100, 64), (100, 3)])
 @pytest.mark.parametrize("scales", [(0.7,), (0.7, 1.3)])
 def test_chunks_equal_the_whole(
-    monkeypatch: pytest.MonkeyPatch,
-    chunk: int,
-    block: int,
-    scales: tuple[float],
+    monkeypatch: pytest.MonkeyPatch, chunk: int, block: int, scales: tuple[float]
 ) -> None:
     """Value and both gradients, some rows left out, under an upstream factor; of several logits of
     one product the mean."""

@@ -1,18 +1,13 @@
 """Sharded processes train as one does; what they leave on disk does not show how many they were."""
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from processes import assert_near, metrics, state, torchrun
 from tiny import METHODS, make_drafter, make_target
-from torch import Tensor
 
 from peagle.heads.load import load_drafter
 from peagle.train.batches import PackedDocuments
@@ -20,28 +15,15 @@ from peagle.train.passes import run_target
 from peagle.train.processes import idle_pass, rebuilt
 from peagle.train.trainee import Trainee
 
-RUN = Path(__file__).with_name("run_training.py")
 COMMON = {"steps": 4, "batch": 4, "pack": 60, "segments": 2, "bf16": False, "uneven": True}
 COMMON |= {"save_every": 2, "keep": 9, "eval_every": 3}
 
 
 def launch(folder: Path, processes: int, **settings: Any) -> int:
     """Exit status of a run; processes of one partition their sequences differently often."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command = [*torchrun, str(processes), str(RUN), str(folder), json.dumps(COMMON | settings)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = torchrun(folder, processes, **COMMON | settings)
     assert done.returncode == 0 or "kill" in settings, done.stderr[-3000:]
     return done.returncode
-
-
-def state(folder: Path, step: int = 4) -> dict[str, Tensor]:
-    return load_file(folder / "checkpoints" / f"step-{step:08d}" / "state.safetensors")
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
 def assert_same_run(one: Path, other: Path, *, loss: float = 2e-3, weights: float = 1e-3) -> None:
@@ -50,11 +32,7 @@ def assert_same_run(one: Path, other: Path, *, loss: float = 2e-3, weights: floa
         assert b["loss"] == pytest.approx(a["loss"], abs=loss)
         assert a["accuracy"] == b["accuracy"]
         assert a.get("acceptance_length") == b.get("acceptance_length")
-    first, second = state(one), state(other)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        off = (tensor.double() - second[name].double()).norm()
-        assert off <= weights * (1e-6 + tensor.double().norm()), name
+    assert_near(state(one), state(other), weights)
 
 
 def halfway(run: Path, copy: Path) -> Path:

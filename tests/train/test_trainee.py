@@ -76,9 +76,7 @@ def drafting_logits(drafter: Drafter, target: Target, anchor: int) -> list[Tenso
 @pytest.mark.parametrize("ratio", [1.0, 0.6])
 @pytest.mark.parametrize("flags", [{}, {"norm_output": True, "norm_before_fc": True}])
 @torch.no_grad()
-def test_training_equals_drafting(
-    target: Target, method: str, ratio: float, flags: dict[str, bool]
-) -> None:
+def test_equals_drafting(target: Target, method: str, ratio: float, flags: dict[str, bool]) -> None:
     drafter = make_drafter(target, method, **flags)
     trained = training_logits(drafter, target, ratio)
     drafted = {a: drafting_logits(drafter, target, a) for a in range(TOKENS - 1)}
@@ -139,11 +137,7 @@ def trained_pairs(sequence: PackedDocuments, elements: Elements) -> list[tuple[i
 @pytest.mark.parametrize(("rows", "decay"), [(7, 1.0), (1024, 1.0), (7, 0.5)])
 @pytest.mark.parametrize("split", [TOKENS, 11])
 def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
-    target: Target,
-    monkeypatch: pytest.MonkeyPatch,
-    rows: int,
-    split: int,
-    decay: float,
+    target: Target, monkeypatch: pytest.MonkeyPatch, rows: int, split: int, decay: float
 ) -> None:
     """Each supervised element is compared with what transformers alone says at a + d + 1, also
     where documents are packed, and is correct where it predicts the document's token at a + d + 2;

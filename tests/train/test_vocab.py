@@ -14,9 +14,7 @@ WORDS = ["<unk>", "cat", "dog", "sat"]
 
 def words_tokenizer(*added: str, **named: str) -> PreTrainedTokenizerFast:
     """Ids 0 to 3 are the words; `added` special tokens follow."""
-    backend = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
-    )
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", **named)
     tokenizer.add_special_tokens({"additional_special_tokens": list(added)})

@@ -94,9 +94,7 @@ def test_chains_equal_the_engine(
     assert 1.3 < accepted[0] < accepted[1] < accepted[2], "tokens are accepted at several depths"
 
 
-def test_the_correction_counts(
-    target: Target, documents: list[Example], trained: dict[str, Drafter]
-) -> None:
+def test_correction(target: Target, documents: list[Example], trained: dict[str, Drafter]) -> None:
     walk, other = Walk(target, documents), deepcopy(trained["p-eagle"])
     assert other.correction is not None
     torch.nn.init.zeros_(other.correction.token.weight)

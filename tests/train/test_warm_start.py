@@ -46,9 +46,7 @@ def test_copied_weights(target: Target, method: str) -> None:
     features = torch.randn(5, 3 * 32)
     if drafter.fc_norm is not None:  # a norm that keeps the usual size of a feature
         last = drafter.fc_norm[2]
-        features[:, 64:] *= (
-            last.weight.mean() / features[:, 64:].square().mean(-1, keepdim=True).sqrt()
-        )
+        features[:, 64:] *= last.weight.mean() / features[:, 64:].square().mean(-1, True).sqrt()
     torch.testing.assert_close(drafter.project(features), features[:, 64:])
     if method == "p-eagle":
         mean = target.embedding[[20, 50, 90, 100]].mean(0)
