@@ -47,11 +47,9 @@ def _gemma4_multimodal() -> Gemma4Config:
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
     }  # fmt: skip
-    tokens = {"image_token_id": 60, "video_token_id": 61, "audio_token_id": 62}
-    tokens |= {"boi_token_id": 63, "eoi_token_id": 64, "boa_token_id": 65}
-    return Gemma4Config(
-        text_config=_gemma4_text(), vision_config=vision, audio_config=None, **tokens
-    )
+    others = {"image_token_id": 60, "video_token_id": 61, "audio_token_id": 62}
+    others |= {"boi_token_id": 63, "eoi_token_id": 64, "boa_token_id": 65, "audio_config": None}
+    return Gemma4Config(text_config=_gemma4_text(), vision_config=vision, **others)
 
 
 def _gpt_oss() -> GptOssConfig:
@@ -133,3 +131,7 @@ def reference(model: PreTrainedModel, ids: Tensor) -> Reference:
 
 def random_ids(length: int, seed: int = 0) -> Tensor:
     return torch.randint(3, 60, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

@@ -23,9 +23,7 @@ def test_only_the_reference_runs_every_dtype_and_device(
     assert caplog.messages == [f"slower: no backend but the reference for {dtype} on {device}"]
 
 
-def test_a_gpu_without_triton(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_triton(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
     assert choose_backend(CUDA, torch.bfloat16).name == "torch"
     assert caplog.messages == ["slower without Triton's kernels: pip install triton"]
@@ -48,9 +46,7 @@ def test_a_cpu(dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture
     assert (found.name == "torch") == bool(caplog.messages), "where nothing can be compiled"
 
 
-def test_a_cpu_without_a_compiler(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def refused(**_: object) -> None:
         raise NoCompiler("no C++ compiler: install g++")
 

@@ -78,9 +78,7 @@ def run(cache: KVCache, spans: list[Span], packed: list[Tensor], spec: Attention
 
 @pytest.mark.parametrize("blocks", [[0, 1, 2], [6, 2, 7], [3, 4, 5]])
 @pytest.mark.parametrize("window", [None, 1, 5, 40])
-def test_sequences_that_are_written_over_several_rounds(
-    blocks: list[int], window: int | None
-) -> None:
+def test_sequences_written_over_several_rounds(blocks: list[int], window: int | None) -> None:
     """Alone and beside another request whose blocks lie between."""
     spec, cache = AttentionSpec(SCALE, window), cache_of(GROUPED, 12)
     one, two = sequence(45, 0), sequence(40, 1)

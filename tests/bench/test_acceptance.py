@@ -70,9 +70,7 @@ def test_turns_beyond_the_context_are_left_out(llm: LLM) -> None:
     assert with_long == alone | {"skipped_turns": 3}
 
 
-def test_a_target_without_a_chat_template_is_refused(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_without_a_template_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.tokenizer, "chat_template", None)
     with refused():
         measure_acceptance(llm, CONVERSATIONS, GREEDY)

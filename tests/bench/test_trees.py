@@ -61,9 +61,7 @@ def test_only_what_is_missing_is_played(trees, part, tmp_path: Path, monkeypatch
     assert list(trees.fill(part(), journal, None, {})) == [None] and asked == [0, 2]
 
 
-def test_every_way_answers_a_prompt_before_the_next_in_rotating_order(
-    trees, part, monkeypatch
-) -> None:
+def test_ways_answer_a_prompt_before_the_next_in_rotating_order(trees, part, monkeypatch) -> None:
     asked = list[tuple[str, str]]()
 
     class Player:

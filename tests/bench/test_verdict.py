@@ -89,9 +89,7 @@ def llm() -> LLM:
     return LLM(target, make_drafter(target, "p-eagle"))
 
 
-def test_timing_is_interleaved_short_and_on_the_first_turns(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timing_is_interleaved_and_short(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[Drafting], list[str], SamplingParams]] = []
     real = module.side_by_side
 

@@ -69,13 +69,7 @@ def test_a_folder_of_one_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        lines({"text": "x"}),
-        lines({"turns": []}),
-        lines({"turns": ["x"]}, {"text": "x"}),
-    ],
+    "text", ["", lines({"text": "x"}), lines({"turns": []}), lines({"turns": ["x"]}, {"text": "x"})]
 )
 def test_records_that_cannot_be_asked(tmp_path: Path, text: str) -> None:
     file = tmp_path / "set.jsonl"

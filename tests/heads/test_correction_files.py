@@ -1,6 +1,5 @@
 """The correction of a head on disk."""
 
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from corrected_heads import corrected
+from json_files import change_json, read_json
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_heads import head_config, make_head, provenance_of
@@ -57,7 +57,7 @@ def test_the_top_folder_is_the_head_without_it(target: Target, head: Path, tmp_p
         assert (head / file.name).read_bytes() == file.read_bytes(), file.name
     names = {file.name for file in (head / "correction").iterdir()}
     assert names == {"config.json", "model.safetensors"}
-    about = json.loads((head / ABOUT).read_text())
+    about = read_json(head / ABOUT)
     assert about.items() >= {"rank": 8, "candidates": 5, "depths": 4, "dtype": "bfloat16"}.items()
     shutil.rmtree(head / "correction")
     assert load_drafter(head, target).correction is None
@@ -76,9 +76,7 @@ def _other_head(head: Path, target: Target) -> None:
 
 
 def _change(head: Path, **changes: object) -> None:
-    file = head / ABOUT
-    about = {k: v for k, v in (json.loads(file.read_text()) | changes).items() if v is not None}
-    file.write_text(json.dumps(about))
+    change_json(head / ABOUT, **changes)
 
 
 def _cut(head: Path) -> None:

@@ -1,12 +1,12 @@
 """Heads on disk: what is written is what is read, in every dialect, and as vLLM expects it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import PLAIN, TAPS, VOCAB
+from json_files import change_json, read_json
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_heads import (
@@ -48,15 +48,12 @@ def facts(config: DrafterConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names} | config.transformer.to_json()
 
 
-def raw_config(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "config.json").read_text()))
+def raw_config(folder: Path) -> Any:
+    return read_json(folder / "config.json")
 
 
 def change_config(folder: Path, **changes: Any) -> None:
-    """Set top-level keys; a value of None removes the key."""
-    raw = raw_config(folder) | changes
-    kept = {key: value for key, value in raw.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(kept))
+    change_json(folder / "config.json", **changes)
 
 
 def same_tensors(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -284,9 +281,7 @@ def test_norm_before_fc_inside_eagle_config(tmp_path: Path) -> None:
         ("eagle3", "speculators", True),
     ],
 )
-def test_absent_norm_before_residual(
-    method: str, dialect: Dialect, default: bool, tmp_path: Path
-) -> None:
+def test_norm_before_residual(method: str, dialect: Dialect, default: bool, tmp_path: Path) -> None:
     save_drafter(make_head(head_config(method)), tmp_path / "head", dialect)
     assert read_config(tmp_path / "head").norm_before_residual is False
     change_config(tmp_path / "head", norm_before_residual=None)
@@ -306,9 +301,7 @@ def test_layer_ids_in_either_place_or_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("rope", [YARN, {"rope_type": "default", "rope_theta": 300.0}])
-def test_rope_as_transformers_4_reads_it(
-    rope: dict[str, Any], dialect: Dialect, tmp_path: Path
-) -> None:
+def test_rope_of_transformers_4(rope: dict[str, Any], dialect: Dialect, tmp_path: Path) -> None:
     """It knows `rope_theta` and `rope_scaling`, and takes a base of 10,000 without the first."""
     head = make_head(head_config("eagle3", sizes={"rope_parameters": rope}))
     save_drafter(head, tmp_path / "head", dialect)
@@ -321,9 +314,7 @@ def test_rope_as_transformers_4_reads_it(
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_a_head_of_others_shares_the_targets_table(
-    method: str, target: Any, tmp_path: Path
-) -> None:
+def test_others_heads_share_the_targets_table(method: str, target: Any, tmp_path: Path) -> None:
     """SpecForge and SafeAILab write no embedding, no `peagle` block and old names for RoPE."""
     head = make_head(head_config(method, "shared"))
     save_drafter(head, tmp_path / "head", dtype=None)

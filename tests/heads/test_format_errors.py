@@ -1,6 +1,5 @@
 """Damaged or foreign heads: each a one-line InputError that names what is wrong."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from json_files import change_json
 from refusals import refused as expected
 from safetensors.torch import load_file, save_file
 from tiny_heads import HIDDEN, head_config, make_head, provenance_of, tiny_target
@@ -73,8 +73,7 @@ def test_unreadable_config(text: str, why: str, target: Target, head: Path) -> N
 )
 def test_keys_of_another_type(changes: dict[str, Any], head: Path) -> None:
     """Before the target is known, as commands read them."""
-    raw = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(raw | changes))
+    change_json(head / "config.json", **changes)
     keys = read_keys(head)
     with expected("head"):
         _ = keys.method, keys.depths, keys.trained
@@ -86,26 +85,18 @@ def test_keys_of_another_type(changes: dict[str, Any], head: Path) -> None:
         ({"eagle_aux_hidden_state_layer_ids": [2, 1, 3]}, "strictly ascending"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 1, 3]}, "strictly ascending"),
         ({"hidden_size": "wide"}, "config.json: .*hidden_size"),
-        (
-            {"speculators_model_type": "medusa", "transformer_layer_config": {}},
-            "of medusa",
-        ),
+        ({"speculators_model_type": "medusa", "transformer_layer_config": {}}, "of medusa"),
         ({"norm_before_fc": True, "fc_norm": True, "eagle_config": {}}, "excludes `fc_norm`"),
     ],
     ids=str,
 )
-def test_contradicting_config(
-    changes: dict[str, Any], why: str, target: Target, head: Path
-) -> None:
-    raw = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps(raw | changes))
+def test_contradictions(changes: dict[str, Any], why: str, target: Target, head: Path) -> None:
+    change_json(head / "config.json", **changes)
     refused(head, target, why)
 
 
 def test_default_layers_collide_below_seven(target: Target, head: Path) -> None:
-    raw = json.loads((head / "config.json").read_text())
-    raw |= {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": None}
-    (head / "config.json").write_text(json.dumps(raw))
+    change_json(head / "config.json", eagle_aux_hidden_state_layer_ids=None, eagle_config=None)
     refused(head, target, r"feature_layers \[2, 2, 1\]: must be strictly ascending")
 
 
@@ -163,9 +154,7 @@ def test_force_accepts_a_fine_tune(target: Target, head: Path) -> None:
 
 def test_force_does_not_accept_another_size(head: Path) -> None:
     wide = tiny_target(hidden_size=HIDDEN + 8)
-    why = (
-        "does not fit tiny-0: sizes: target_hidden_size is 32, the target's is 40; .*name that one$"
-    )
+    why = "does not fit tiny-0: sizes: target_hidden_size is 32, the target's is 40; .*that one$"
     refused(head, wide, why, force=True)
     why = "vocab_size is 67, the target's is 70"
     refused(head, tiny_target(vocab_size=70), why, force=True)

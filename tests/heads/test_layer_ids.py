@@ -47,9 +47,8 @@ def trained_on(target: Target, method: str, layers: tuple[int, ...]) -> Drafter:
         wanted = target.logits(target.forward(tokens, places, CausalAttend()).hidden[1:])
         projected = drafter.project(features[:-1])
         normed = drafter(tokens[1:], projected, places[:-1], CausalAttend()).normed
-        loss = F.kl_div(
-            drafter.logits(normed).log_softmax(-1), wanted.softmax(-1), reduction="batchmean"
-        )
+        found = drafter.logits(normed)
+        loss = F.kl_div(found.log_softmax(-1), wanted.softmax(-1), reduction="batchmean")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -4,13 +4,14 @@ Keys and names of tensors are those of the sources; sizes are small.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from tiny import make_drafter, make_target
 from torch import Tensor
@@ -18,7 +19,6 @@ from torch import Tensor
 from peagle.heads.format import read_keys
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
-from peagle.methods.keys import LAYER_IDS
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -27,28 +27,17 @@ from peagle.vllm.flags import RUNNER
 from peagle.vllm.head import needs_of, unreadable
 
 Raw = dict[str, Any]
-LLAMA3 = {
-    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3",
-    "original_max_position_embeddings": 64,
-}  # fmt: skip
-OF_TRANSFORMERS_4 = {
-    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
-    "initializer_range": 0.02, "mlp_bias": False, "pretraining_tp": 1, "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16", "transformers_version": "4.57.1", "use_cache": True,
-}  # fmt: skip
-LLAMA = {**OF_TRANSFORMERS_4, "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
-
-
-def midlayer(name: str) -> str | None:
-    return name.replace("layers.0.", "midlayer.")
-
-
-def without_table(name: str) -> str | None:
-    return None if "embed_tokens" in name else midlayer(name)
-
-
-def wrapped(name: str) -> str | None:
-    return name if name in ("d2t", "t2d") else f"model.{name}"
+FILE = Path(__file__).with_name("published_layouts.yaml")
+# Names of stored tensors; one without a name is not stored.
+NAMES: dict[str, Callable[[str], str | None]] = {
+    "ours": lambda name: name,
+    "midlayer": lambda name: name.replace("layers.0.", "midlayer."),
+    "without table": lambda name: None if name in ("t2d", "embed_tokens.weight") else name,
+    "midlayer without table": lambda name: (
+        None if "embed_tokens" in name else name.replace("layers.0.", "midlayer.")
+    ),
+    "wrapped": lambda name: name if name in ("d2t", "t2d") else f"model.{name}",
+}
 
 
 class Layout(NamedTuple):
@@ -56,112 +45,15 @@ class Layout(NamedTuple):
 
     method: str
     keys: Raw  # over the sizes and `ptd_token_id` of the head
-    since: str  # the first vLLM that runs it
-    rename: Callable[[str], str | None] = lambda name: name  # None: not stored
+    since: str
+    names: str = "ours"
     all_drafted: bool = False
-    layers: tuple[int, ...] = (2, 4, 5)  # the default of a target of eight layers
+    layers: Sequence[int] = (2, 4, 5)  # the default of a target of eight layers
     speculators: bool = False
-    warned: tuple[str, ...] = ()  # checks that may find something
+    warned: Sequence[str] = ()
 
 
-LAYOUTS = {
-    # aws-neuron/nkipy, examples/models/gpt_oss/peagle (README.md, tensor_preparation.py)
-    "amazon/GPT-OSS-20B-P-EAGLE": Layout(
-        "p-eagle",
-        LLAMA | {"rope_scaling": LLAMA3, "rope_theta": 500000.0},
-        "0.16.0",
-        midlayer,
-        True,
-    ),
-    # sgl-project/SpecForge, configs/gpt-oss-120B-eagle3.json
-    "SpecForge, nested ids": Layout(
-        "eagle3",
-        LLAMA | {"eagle_config": {LAYER_IDS: [1, 3, 6]}, "pad_token_id": 0},
-        "0.10.2",
-        without_table,
-        layers=(1, 3, 6),
-        warned=("feature layers",),
-    ),
-    # sgl-project/SpecForge, configs/qwen3-30B-A3B-eagle3.1.json
-    "SpecForge, EAGLE-3.1": Layout(
-        "eagle3",
-        LLAMA
-        | {
-            "fc_norm": True,
-            "norm_output": True,
-            "max_window_layers": 48,
-            "sliding_window": None,
-            "use_sliding_window": False,
-            "rope_scaling": None,
-            "rope_theta": 1000000.0,
-        },  # fmt: skip
-        "0.22.0",
-        without_table,
-    ),
-    # NVIDIA/Model-Optimizer, modelopt/torch/export/plugins/hf_spec_configs.py
-    "NVIDIA": Layout(
-        "eagle3",
-        LLAMA
-        | {
-            "eagle_config": {
-                LAYER_IDS: [],
-                "use_aux_hidden_state": True,
-                "next_layer_regular": True,
-                "use_input_layernorm_in_first_layer": True,
-                "use_last_layernorm": True,
-                "use_mtp_layernorm": False,
-                "parallel_draft_step": 1,
-                "parallel_draft_heads_num_layers": 1,
-            },
-        },  # fmt: skip
-        "0.10.2",
-        lambda name: None if name in ("t2d", "embed_tokens.weight") else name,
-    ),
-    # NVIDIA-NeMo/Automodel, components/speculative (draft_llama.py, serve_vllm.py)
-    "NeMo Automodel": Layout(
-        "p-eagle",
-        LLAMA | {"ptd_token_id": None, "mask_token_id": 3, "parallel_drafting": True},
-        "0.28.0",
-        wrapped,
-    ),
-    # vllm-project/speculators 0.1 (nm-testing/EAGLE3-LLaMA3.1-Instruct-8B-converted)
-    "speculators, EAGLE-3": Layout(
-        "eagle3",
-        {
-            "sizes": {"model_type": "llama", "rope_scaling": None, "rope_theta": 10000.0},
-            "target_hidden_size": None,
-            "norm_before_residual": False,
-            LAYER_IDS: None,
-            "has_no_defaults_at_init": False,
-            "torch_dtype": "float32",
-        },  # fmt: skip
-        "0.10.2",
-        speculators=True,
-    ),
-    # the same without `norm_before_residual`, which vLLM then takes as true
-    "speculators, defaults left out": Layout("eagle3", {"sizes": {}}, "0.10.2", speculators=True),
-    # vllm-project/speculators, models/peagle/config.py, with a Qwen3Config of transformers 5
-    "speculators, P-EAGLE": Layout(
-        "p-eagle",
-        {
-            "sizes": {
-                "model_type": "qwen3",
-                "layer_types": ["full_attention"] * 2,
-                "max_window_layers": 28,
-                "sliding_window": None,
-                "use_sliding_window": False,
-            },
-            "fc_norm": False,
-            "norm_before_fc": True,
-            "norm_output": False,
-            LAYER_IDS: None,
-            "embed_requires_grad": True,
-            "dtype": "bfloat16",
-        },  # fmt: skip
-        "0.24.0",
-        speculators=True,
-    ),
-}
+LAYOUTS = yaml.safe_load(FILE.read_text())["layouts"]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +63,7 @@ def target() -> Target:
 
 @pytest.fixture(params=LAYOUTS)
 def layout(request: pytest.FixtureRequest) -> Layout:
-    return LAYOUTS[request.param]
+    return Layout(**LAYOUTS[request.param])
 
 
 def config_of(head: Drafter, layout: Layout) -> Raw:
@@ -213,7 +105,8 @@ def written(layout: Layout, target: Target, folder: Path) -> Drafter:
     if theta := sizes.get("rope_theta"):
         rope = {"rope_theta": theta, "rope_type": "default", **(sizes.get("rope_scaling") or {})}
         kind = replace(kind, rope_parameters=rope)
-    config = replace(made.config, transformer=kind, feature_layers=layout.layers, embedding="full")
+    config = replace(made.config, transformer=kind, embedding="full")
+    config = replace(config, feature_layers=tuple(layout.layers))
     head = Drafter(config)
     torch.manual_seed(2)
     for parameter in head.parameters():
@@ -227,7 +120,7 @@ def written(layout: Layout, target: Target, folder: Path) -> Drafter:
     tensors = load_file(folder / "model.safetensors")
     if layout.all_drafted:  # theirs stores what maps each token to itself
         tensors |= {"d2t": head.d2t, "t2d": torch.ones(vocab or 0, dtype=torch.bool)}
-    stored = {layout.rename(name): tensor for name, tensor in tensors.items()}
+    stored = {NAMES[layout.names](name): tensor for name, tensor in tensors.items()}
     save_file({k: v for k, v in stored.items() if k}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config_of(head, layout)))
     return head.eval()
@@ -247,7 +140,7 @@ def test_a_layout_of_others(layout: Layout, target: Target, tmp_path: Path) -> N
     assert torch.equal(logits(loaded), logits(head))
     assert torch.equal(loaded.target_ids, head.target_ids)
     if not layout.warned:
-        assert loaded.config.feature_layers == layout.layers
+        assert loaded.config.feature_layers == tuple(layout.layers)
 
     needs = needs_of(read_keys(tmp_path / "theirs"))
     assert unreadable(read_keys(tmp_path / "theirs")) is None

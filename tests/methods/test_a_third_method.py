@@ -100,9 +100,7 @@ def test_trained_heads_draft_and_are_verified(target: Target, trained: Path) -> 
 
 @pytest.mark.parametrize("nodes", [3, 8, 20])
 @pytest.mark.parametrize("spread", [0.0, 2.0])
-def test_its_trees_are_the_reference(
-    target: Target, trained: Path, nodes: int, spread: float
-) -> None:
+def test_trees_are_the_reference(target: Target, trained: Path, nodes: int, spread: float) -> None:
     """With the table as it was trained, and with one that changes most tokens."""
     drafter = load_drafter(trained / "head", target)
     assert isinstance(drafter, BigramDrafter)

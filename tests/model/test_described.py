@@ -1,12 +1,12 @@
 """Descriptions of decoders, and targets that are read by them without transformers' models."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from families import MIXED, PLAIN, WINDOW, build
+from json_files import change_json
 from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3TextConfig,
@@ -57,12 +57,6 @@ def save(
     return folder
 
 
-def edit(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if value != "gone"}))
-
-
 def opened(folder: Path, **options: Any) -> DescribedTarget:
     target = described_target(str(folder), **options)
     assert target is not None
@@ -71,9 +65,7 @@ def opened(folder: Path, **options: Any) -> DescribedTarget:
 
 @pytest.mark.parametrize("size", ["10GB", "40KB"])
 @pytest.mark.parametrize("family", CONFIGS)
-def test_a_folder(
-    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, family: str, size: str
-) -> None:
+def test_folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, family: str, size: str) -> None:
     """Facts and weights are those of transformers, in one file or several."""
     folder = save(CONFIGS[family], tmp_path / "model", tokenizer, max_shard_size=size)
     found, wanted = opened(folder), load_target(str(folder))
@@ -101,9 +93,9 @@ def test_rotary_frequencies(family: str) -> None:
 def test_dtypes(folder: Path) -> None:
     assert opened(folder).dtype == torch.float32
     assert opened(folder, dtype="bfloat16").embedding.dtype == torch.bfloat16
-    edit(folder, dtype="bfloat16")
+    change_json(folder / "config.json", dtype="bfloat16")
     assert opened(folder).dtype == torch.bfloat16
-    edit(folder, dtype="float16")
+    change_json(folder / "config.json", dtype="float16")
     assert described_target(str(folder)) is None
 
 
@@ -135,18 +127,18 @@ def test_all_layers_of_mistral_have_one_window(window: int | None) -> None:
     [
         {"model_type": "gpt2"},
         {"hidden_act": "gelu"},
-        {"num_key_value_heads": "gone"},
+        {"num_key_value_heads": None},
         {"quantization_config": {"quant_method": "awq"}},
         {"auto_map": {"AutoModelForCausalLM": "mine.Model"}},
         {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}},
         {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-        {"layer_types": "gone", "use_sliding_window": True, "sliding_window": 4},
+        {"layer_types": None, "use_sliding_window": True, "sliding_window": 4},
         {"layer_types": ["chunked_attention"] * 4},
-        {"model_type": "mistral", "sliding_window": "gone"},
+        {"model_type": "mistral", "sliding_window": None},
     ],
 )
 def test_a_config_that_is_not_described(folder: Path, changes: dict[str, Any]) -> None:
-    edit(folder, **changes)
+    change_json(folder / "config.json", **changes)
     assert described_target(str(folder)) is None
 
 
@@ -175,7 +167,7 @@ def mixed(file: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, without_norm, transposed, mixed])
 def test_damaged_weights(folder: Path, damage: Any) -> None:
     damage(folder / "model.safetensors")
-    edit(folder, dtype="gone")
+    change_json(folder / "config.json", dtype=None)
     with pytest.raises(InputError) as error:
         described_target(str(folder))
     assert len(str(error.value).splitlines()) == 1

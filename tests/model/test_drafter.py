@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from families import VOCAB
-from tiny_heads import DRAFT_IDS, FLAGS, MASK_ID, ByHand, head_config, make_head, tiny_target
+from families import VOCAB, close
+from tiny_heads import FLAGS, MASK_ID, ByHand, head_config, make_head, tiny_target
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -57,10 +57,6 @@ def run(drafter: Drafter) -> DrafterOutput:
     ids, features, positions = slot_inputs(drafter.config)
     with torch.no_grad():
         return drafter(ids, drafter.project(features), positions, CausalAttend())
-
-
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -133,13 +129,6 @@ def test_plain_layers_are_those_of_transformers(kind: str, rope: str) -> None:
     close(seen[1], theirs(drafter.config.transformer, seen[0], layer.state_dict()))
 
 
-@pytest.mark.parametrize("rope", ROPES)
-def test_rope_parameters_change_the_output(rope: str) -> None:
-    plain = make_head(head_config())
-    scaled = make_head(head_config(sizes={"rope_parameters": ROPES[rope]}))
-    assert (run(plain).normed - run(scaled).normed).abs().max() > 0.01
-
-
 @pytest.mark.parametrize("rope", ["default", *ROPES])
 def test_angles_do_not_depend_on_the_dtype_of_the_weights(rope: str) -> None:
     sizes = {"rope_parameters": ROPES[rope]} if rope in ROPES else {}
@@ -155,10 +144,6 @@ def test_angles_do_not_depend_on_the_dtype_of_the_weights(rope: str) -> None:
 def test_logit_scale_scales_the_logits() -> None:
     plain, scaled = make_head(head_config()), make_head(head_config(logit_scale=0.25))
     close(plain.logits(draw(4, 32)) * 0.25, scaled.logits(draw(4, 32)))
-
-
-def test_draft_ids_are_target_ids() -> None:
-    assert make_head(head_config()).target_ids.tolist() == DRAFT_IDS.tolist()
 
 
 def test_mask_row_replaces_one_row_of_the_targets_table() -> None:

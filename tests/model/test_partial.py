@@ -1,11 +1,11 @@
 """A target of which embedding, last norm and output head are read alone equals the whole one."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from families import FAMILIES, build
+from json_files import change_json, read_json
 from refusals import refused
 from tiny import make_tokenizer
 
@@ -46,11 +46,9 @@ def test_other_files_are_not_read(tmp_path: Path) -> None:
     """A target of 120B need not be there for an export."""
     name = saved(tmp_path, "llama")
     needed = load_partial(name)
-    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
-    inner = {file for key, file in places.items() if ".1." in key or ".2." in key}
-    for file in inner - {
-        file for key, file in places.items() if not (".1." in key or ".2." in key)
-    }:
+    places = read_json(tmp_path / INDEX)["weight_map"]
+    outer = {file for key, file in places.items() if ".1." not in key and ".2." not in key}
+    for file in set(places.values()) - outer:
         (tmp_path / file).unlink()
     assert torch.equal(load_partial(name).embedding, needed.embedding)
     with refused("target"):
@@ -59,7 +57,7 @@ def test_other_files_are_not_read(tmp_path: Path) -> None:
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     name = saved(tmp_path, "llama")
-    places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    places = read_json(tmp_path / INDEX)["weight_map"]
     (tmp_path / places["lm_head.weight"]).unlink()
     with refused("target") as error:
         load_partial(name)
@@ -72,22 +70,17 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["lm_head.weight", "model.embed_tokens.weight"])
 def test_tensors_that_are_not_there(tmp_path: Path, missing: str) -> None:
     name = saved(tmp_path, "llama")
-    index = json.loads((tmp_path / INDEX).read_text())
-    del index["weight_map"][missing]
-    (tmp_path / INDEX).write_text(json.dumps(index))
+    places = read_json(tmp_path / INDEX)["weight_map"]
+    del places[missing]
+    change_json(tmp_path / INDEX, weight_map=places)
     with refused("target") as error:
         load_partial(name)
     assert missing in str(error.value)
 
 
-def test_quantised_weights_need_the_whole_target(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantised_weights_need_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of fp8 have the same names, but other values."""
     name = saved(tmp_path, "llama")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
-    )
+    change_json(tmp_path / "config.json", quantization_config={"quant_method": "fp8"})
     monkeypatch.setattr("peagle.model.partial.load_target", lambda name, device: (name, device))
     assert load_partial(name) == (name, "cpu")

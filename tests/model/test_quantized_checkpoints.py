@@ -1,12 +1,12 @@
 """Targets published in few bits, on a machine that has no kernels for them: GPT-OSS's MXFP4 experts
 and fp8 with a scale a block are what their numbers mean, in bf16."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from families import build
+from json_files import change_json
 from safetensors.torch import load_file, save_file
 from tiny import make_tokenizer
 from torch import Tensor
@@ -34,9 +34,7 @@ def save(config: PretrainedConfig, folder: Path) -> dict[str, Tensor]:
 def replace(folder: Path, weights: dict[str, Tensor], quantization: dict[str, Any]) -> None:
     """Other weights, and what they are."""
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    file = folder / "config.json"
-    config = json.loads(file.read_text()) | {"quantization_config": quantization}
-    file.write_text(json.dumps(config))
+    change_json(folder / "config.json", quantization_config=quantization)
 
 
 def logits(folder: Path) -> Tensor:

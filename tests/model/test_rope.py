@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import PLAIN, build, random_ids
+from families import PLAIN, build, close, random_ids
 from refusals import refused
 from tiny import make_tokenizer
 from tiny_heads import head_config, make_head
@@ -33,25 +33,21 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [4.0, 5.0, 6.0, 7.0], "original_max_position_embeddings": CONTEXT,
 }  # fmt: skip
+SHORTER, LONGER = (PLAIN | {"max_position_embeddings": most} for most in (CONTEXT, 64))
 WINDOWED = {"rope_type": "default", "rope_theta": 100.0}
 # Each with the longest sequence that transformers runs at fixed frequencies.
 CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
-    "dynamic": lambda: LlamaConfig(
-        **PLAIN, rope_parameters=dict(DYNAMIC), max_position_embeddings=CONTEXT
-    ),
-    "longrope": lambda: LlamaConfig(
-        **PLAIN, rope_parameters=dict(LONGROPE), max_position_embeddings=64
-    ),
+    "dynamic": lambda: LlamaConfig(**SHORTER, rope_parameters=dict(DYNAMIC)),
+    "longrope": lambda: LlamaConfig(**LONGER, rope_parameters=dict(LONGROPE)),
     "phi3": lambda: Phi3Config(
-        **PLAIN, rope_parameters=dict(LONGROPE), max_position_embeddings=64,
-        original_max_position_embeddings=CONTEXT,
+        **LONGER, rope_parameters=dict(LONGROPE), original_max_position_embeddings=CONTEXT
     ),
     "by kind of layer": lambda: Gemma3TextConfig(
-        **PLAIN, head_dim=8, max_position_embeddings=CONTEXT, layer_types=MIXED,
+        **SHORTER, head_dim=8, layer_types=MIXED,
         rope_parameters={"full_attention": dict(DYNAMIC), "sliding_attention": WINDOWED},
     ),
     "longrope by kind of layer": lambda: Gemma3TextConfig(
-        **PLAIN, head_dim=8, max_position_embeddings=64, layer_types=MIXED,
+        **LONGER, head_dim=8, layer_types=MIXED,
         rope_parameters={"full_attention": dict(LONGROPE), "sliding_attention": WINDOWED},
     ),
 }  # fmt: skip
@@ -65,10 +61,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def make(name: str) -> Target:
     return Target(build(CONFIGS[name]()), make_tokenizer(), name)
-
-
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_the_context_is_that_of_the_fixed_frequencies(name: str) -> None:

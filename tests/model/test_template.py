@@ -7,12 +7,7 @@ from refusals import refused
 from tiny import make_tokenizer
 
 from peagle.data.chat import encode_documents, prompt_ids
-from peagle.model.template import (
-    check_template,
-    check_template_args,
-    load_tokenizer,
-    use_template,
-)
+from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
 
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}]
 

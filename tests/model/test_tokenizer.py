@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from json_files import change_json
 from refusals import refused
 from tiny import CHATML, CORPUS, make_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, trainers
@@ -49,10 +50,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def spelled(special: list[str]) -> dict[str, Any]:
     """Vocabulary and merges over the words of a corpus, with bytes for other characters."""
     backend = Tokenizer(models.BPE(byte_fallback=True))
-    bytes_ = [f"<0x{number:02X}>" for number in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=[*special, *bytes_], show_progress=False
-    )
+    words = [*special, *(f"<0x{number:02X}>" for number in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=words, show_progress=False)
     backend.train_from_iterator([CORPUS.replace(" ", "▁")] * 3, trainer)
     model = json.loads(backend.to_str())["model"]
     return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
@@ -98,12 +97,6 @@ def saved(folder: Path, model_type: str, tokenizer: PreTrainedTokenizerBase) -> 
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     return folder
-
-
-def edit(file: Path, **changes: Any) -> None:
-    """Change values of an object in a file; None takes one out."""
-    changed = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({k: v for k, v in changed.items() if k not in changes or v}))
 
 
 @pytest.fixture
@@ -159,7 +152,7 @@ def test_a_kept_tokenizer_equals_a_built_one(
     model_type, make = MADE[name]
     folder = saved(tmp_path / name, model_type, make())
     if not named:
-        edit(folder / "tokenizer_config.json", tokenizer_class=None)
+        change_json(folder / "tokenizer_config.json", tokenizer_class=None)
     wanted = results(AutoTokenizer.from_pretrained(folder))
     assert results(read(folder)) == wanted
     not_built(monkeypatch)
@@ -185,9 +178,7 @@ def test_a_changed_folder_is_built_again(folder: Path, cache: Path, file: str) -
     assert len(list(cache.glob("*.json"))) == 2
 
 
-def test_another_version_builds_again(
-    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_version_rebuilds(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read(folder)
     monkeypatch.setattr(kept, "VERSIONS", ("other",))
     read(folder)

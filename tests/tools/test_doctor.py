@@ -12,6 +12,7 @@ import torch
 from damages import DAMAGES, MASK, TABLES, Damage, change
 from refusals import refused
 from tiny import make_drafter, make_target
+from tiny_heads import FLAGS, KINDS
 from torch import Tensor
 
 from peagle.backends.batch import Batch
@@ -29,14 +30,6 @@ from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.target import ATTENTION, Target
 from peagle.tools import doctor
 from peagle.tools.doctor import Check, examine, verdict
-
-KINDS: list[tuple[str, Embedding]] = [
-    ("p-eagle", "mask-row"),
-    ("p-eagle", "full"),
-    ("p-eagle", "shared"),
-    ("eagle3", "full"),
-    ("eagle3", "shared"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +75,7 @@ def test_healthy_heads_pass(
     assert target.model.config._attn_implementation == ATTENTION, "left as it was"
 
 
-@pytest.mark.parametrize(
-    "flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
-)
+@pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
 def test_healthy_flags_pass(target: Target, method: str, flag: str, tmp_path: Path) -> None:
     head = make_head(target, method, "shared", **{flag: True})
@@ -94,9 +85,7 @@ def test_healthy_flags_pass(target: Target, method: str, flag: str, tmp_path: Pa
 
 @pytest.mark.parametrize("dialect", ["native", "vllm", "speculators"])
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
-def test_a_tap_after_the_last_layer(
-    target: Target, method: str, dialect: Any, tmp_path: Path
-) -> None:
+def test_a_tap_behind_all_layers(target: Target, method: str, dialect: Any, tmp_path: Path) -> None:
     """Features are what leaves the layer, before the final norm; trainer and engine agree."""
     head = make_head(target, method, "shared")
     layers = [0, 3, len(target.layers)]

@@ -44,17 +44,13 @@ def test_parts(folder: Path, method: str) -> None:
     target, made = make_target(), make(folder, method)
     assert made.memory["target"] == sum(p.numel() * 4 for p in target.model.parameters())
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=TAPS)
-    drafter = new_drafter(target, [[7, 8, 9]], spec)
-    assert made.memory["drafter and optimizer"] == ADAMW * sum(
-        p.numel() for p in drafter.parameters()
-    )
+    trained = sum(p.numel() for p in new_drafter(target, [[7, 8, 9]], spec).parameters())
+    assert made.memory["drafter and optimizer"] == ADAMW * trained
     assert made.memory["target states"] == 200 * 4 * 32 * 4, "three features and the last state"
     assert made.captured == 10_000 * 4 * 32 * 4
     assert (made.memory["attention mask"] > 0) == (method == "eagle3"), "others have parts of one"
     comes = ("target states", "loss", "activations", "attention mask")
-    assert made.memory["allocator"] == int(
-        ALLOCATOR_GAPS * sum(made.memory[part] for part in comes)
-    )
+    assert made.memory["allocator"] == int(ALLOCATOR_GAPS * sum(made.memory[p] for p in comes))
     assert made.total == sum(made.memory.values()) and made.hours is None
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from peagle.backends.cpu import library
 
@@ -25,6 +26,13 @@ def processor_flags() -> set[str]:
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     found = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     return set(found[1].split()) if found else set()
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(params=SETS)

@@ -84,9 +84,7 @@ def test_a_cache_that_cannot_be_written(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_code_of_another_processor_is_not_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_code_of_another_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library.load()
     library.load.cache_clear()
     monkeypatch.setattr(library, "_processor", lambda: "another one")

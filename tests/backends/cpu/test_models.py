@@ -61,13 +61,6 @@ ROUNDS = [[(0, 5), (0, 1)], [(5, 1), (1, 32)], [(6, 8), (33, 2)], [(14, 70), (35
 BLOCKS = [[9, 3, 4, 7, 11, 2], [1, 0, 5]]
 
 
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
 def rounds() -> Iterator[Batch]:
     for number, parts in enumerate(ROUNDS):
         spans = []
@@ -193,9 +186,7 @@ def test_a_drafter_with_another_activation() -> None:
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 32), (torch.bfloat16, 8)])
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_a_drafter_in_bf16_has_int8_products(
-    activation: str, dtype: torch.dtype, bits: int
-) -> None:
+def test_a_bf16_drafter_has_int8_products(activation: str, dtype: torch.dtype, bits: int) -> None:
     """But for `fc`. The given one stays as it is; all but products is shared with it."""
     drafter = filled(Drafter(head_config(sizes={"hidden_act": activation})), dtype)
     modules, before = dict(drafter.named_modules()), deepcopy(drafter.state_dict())

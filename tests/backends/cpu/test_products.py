@@ -1,7 +1,5 @@
 """Native products: what float64 gives, within rounding, whatever rows stand beside a row."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,13 +14,6 @@ DTYPES = (torch.float32, torch.bfloat16)
 STEP = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}  # rounding of a sum
 SHAPES = [(96, 64), (97, 96), (50, 1536), (16, 32), (3, 224)]
 RAGGED = [(97, 33), (5, 7), (40, 1), (17, 575)]
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 def linear(outputs: int, inputs: int, dtype: torch.dtype) -> nn.Linear:

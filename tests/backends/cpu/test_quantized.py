@@ -2,7 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,6 @@ from peagle.model.target import Target
 
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}  # rounding
 WIDE = PLAIN | {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
-
-
-@pytest.fixture(autouse=True)
-def no_gradients() -> Iterator[None]:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
 
 
 def linear(outputs: int, inputs: int, dtype: torch.dtype) -> nn.Linear:

@@ -5,10 +5,19 @@ import inspect
 from collections.abc import Callable
 
 import torch
+from tiny import make_target
 
 from peagle.backends.cuda.graphs import Recorder, Replay
+from peagle.model.target import Target
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def target_on_device() -> Target:
+    target = make_target(layers=2)
+    target.model.to(DEVICE)
+    target.device = DEVICE
+    return target
 
 
 class CountingRecorder:

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import METHODS, make_drafter, make_target
+from tiny import METHODS, make_drafter
 
 from peagle.backends.batch import Batch, Span
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.torch import TorchBackend
-from peagle.model.target import Target
 
 graphs = pytest.importorskip("peagle.backends.cuda.graphs", reason="no Triton")
 
-from recorders import DEVICE, CountingRecorder  # noqa: E402 (needs Triton)
+from recorders import DEVICE, CountingRecorder, target_on_device  # noqa: E402 (needs Triton)
 
 from peagle.backends.cuda.backend import CudaBackend  # noqa: E402 (needs Triton)
 
@@ -35,20 +34,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "Recorder", CountingRecorder)
 
 
-def target_of() -> Target:
-    target = make_target(layers=2)
-    target.model.to(DEVICE)
-    target.device = DEVICE
-    return target
-
-
 def cache_of(model: Any) -> KVCache:
     return KVCache(7, model.kv_shapes, torch.float32, DEVICE)
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_target(exact: bool) -> None:
-    target = target_of()
+    target = target_on_device()
     made = CudaBackend(exact=exact).target(target)
     reference = TorchBackend(exact=exact).target(target)
     caches = cache_of(target), cache_of(target)
@@ -66,7 +58,7 @@ def test_a_target(exact: bool) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_drafter(method: Any) -> None:
     torch.manual_seed(0)
-    target = target_of()
+    target = target_on_device()
     drafter = make_drafter(target, method, layers=2).to(DEVICE)
     drafter.share_embedding(target.embedding)
     made, reference = CudaBackend().drafter(drafter), TorchBackend().drafter(drafter)

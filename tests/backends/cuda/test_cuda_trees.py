@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from packed import Keys, Rows, by_definition, chain, random_keys, tree
-from tiny import make_drafter, make_target, random_prompts
+from tiny import make_drafter, random_prompts
 from torch import Tensor
 
 from peagle.backends.batch import Batch, Span, blocks_of, slots_of
@@ -19,7 +19,7 @@ from peagle.model.attention import AttentionSpec, HeadShape
 
 graphs = pytest.importorskip("peagle.backends.cuda.graphs", reason="no Triton")
 
-from recorders import DEVICE, CountingRecorder  # noqa: E402 (needs Triton)
+from recorders import DEVICE, CountingRecorder, target_on_device  # noqa: E402 (needs Triton)
 
 from peagle.backends.cuda import attention  # noqa: E402 (needs Triton)
 from peagle.backends.cuda.backend import CudaBackend  # noqa: E402 (needs Triton)
@@ -156,13 +156,9 @@ def test_a_part_of_a_tree_has_the_bits_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_the_engine_gives_the_tokens_of_the_target(
-    exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_those_of_the_target(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "Recorder", CountingRecorder)
-    target = make_target(layers=2)
-    target.model.to(DEVICE)
-    target.device = DEVICE
+    target = target_on_device()
     drafter = make_drafter(target, "p-eagle", layers=1).to(DEVICE)
     drafter.share_embedding(target.embedding)
     prompts, params = random_prompts(2, seed=2), SamplingParams(max_tokens=10, ignore_eos=True)
