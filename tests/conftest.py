@@ -41,6 +41,15 @@ def target() -> "Target":
     return make_target()
 
 
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    """The interpreter that has vLLM: `make test-vllm` names it; otherwise its tests are skipped."""
+    python = os.environ.get("PEAGLE_VLLM_PYTHON")
+    if not python:
+        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+    return python
+
+
 @pytest.fixture
 def benchmark_script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """A function that imports a script of benchmarks/ by name."""

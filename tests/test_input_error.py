@@ -22,26 +22,14 @@ from peagle.errors import InputError
 )
 def test_a_line_names_field_value_and_fix(error: InputError, line: str) -> None:
     assert str(error) == line
+    if error.field is not None:
+        assert error.named("--its-name") == line.replace(error.field, "--its-name", 1)
 
 
-def test_a_field_has_another_name_elsewhere() -> None:
-    error = InputError("must be at least 1", field="max_tokens", value=0)
-    assert error.named("--max-tokens") == "--max-tokens 0: must be at least 1"
-
-
-def test_a_long_value_is_shortened() -> None:
+def test_a_long_value_is_shortened_but_a_path() -> None:
     assert len(str(InputError("is wrong", field="x", value="y" * 999))) < 90
-    assert "y" * 99 in str(InputError("is wrong", field="x", value=Path("y" * 99))), "but a path"
-
-
-def test_a_path_is_not_shortened() -> None:
-    path = Path("/very/long" * 20, "head")
+    path = Path("/very/long" * 20, "y" * 99)
     assert str(InputError("is wrong", field="x", value=path)) == f"x {path}: is wrong"
-
-
-def test_a_path_is_whole() -> None:
-    path = Path("folder") / ("y" * 99)
-    assert str(InputError("no such file", field="x", value=path)) == f"x {path}: no such file"
 
 
 def test_refused_compares_the_field() -> None:

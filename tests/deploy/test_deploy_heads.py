@@ -1,6 +1,5 @@
 """The choice of a deployment's head, and heads elsewhere by their config.json."""
 
-import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -121,34 +120,12 @@ def test_vllm_keeps_whole_caches_where_it_would_split_the_heads(
     assert chosen(entry(), "me/head@v1").whole_caches
 
 
-def test_layer_ids_that_only_the_v1_runner_finds(hub: Path) -> None:
-    save(hub, method="eagle3")
-    assert not chosen(entry(), "me/head@v1").v1
-    raw = json.loads((hub / "config.json").read_text())
-    ids = "eagle_aux_hidden_state_layer_ids"
-    raw["eagle_config"][ids] = raw.pop(ids)
-    (hub / "config.json").write_text(json.dumps(raw))
-    assert chosen(entry(), "me/head@v1").v1
-
-
 def test_our_own_form_is_for_our_engine(hub: Path) -> None:
     save(hub, "native")
     with refused("head") as error:
         chosen(entry(), "me/head@v1")
     assert "peagle export" in str(error.value.fix)
     assert chosen(entry(), "me/head@v1", engine="native").name == "me/head@v1"
-
-
-def test_a_head_that_cannot_be_read(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused("head"):
-        chosen(entry(), "me/head@v1")  # without a config.json
-
-    def missing(*_: Any, **__: Any) -> str:
-        raise OSError("no such repository")
-
-    monkeypatch.setattr("peagle.heads.format.snapshot_download", missing)
-    with refused("head"):
-        chosen(entry(), "me/gone")
 
 
 @mock_aws

@@ -16,9 +16,7 @@ def events(*deltas: dict[str, Any], tokens: int = 5) -> bytes:
     """A streamed answer, as a server sends it."""
     told = [{"choices": [{"delta": delta}]} for delta in deltas]
     told.append({"choices": [], "usage": {"completion_tokens": tokens}})
-    return (
-        b"".join(b"data: %s\n\n" % json.dumps(each).encode() for each in told) + b"data: [DONE]\n"
-    )
+    return b"".join(b"data: %s\n\n" % json.dumps(it).encode() for it in told) + b"data: [DONE]\n"
 
 
 ANSWER = events(

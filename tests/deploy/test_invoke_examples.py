@@ -25,17 +25,16 @@ def part(heading: str) -> str:
     return GUIDE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
 
 
+LARGE = "gpt-oss-20b"
+
+
 def plan(place: str) -> Plan:
-    return make_plan("gpt-oss-20b", find_entry("gpt-oss-20b"), place)
+    return make_plan(LARGE, find_entry(LARGE), place)
 
 
 @pytest.mark.parametrize(
     ("heading", "model"),
-    [
-        ("On this machine", "smollm2-135m"),
-        ("Kubernetes", "gpt-oss-20b"),
-        ("SageMaker", "gpt-oss-20b"),
-    ],
+    [("On this machine", "smollm2-135m"), ("Kubernetes", LARGE), ("SageMaker", LARGE)],
 )
 def test_bodies_are_questions_to_the_model(heading: str, model: str) -> None:
     [body] = re.findall(r"(?:-d|--body) '(\{.*\})'", part(heading))

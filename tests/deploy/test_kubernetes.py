@@ -29,7 +29,6 @@ CHART = "production-stack-values.schema.json"
 KSERVE = "kserve-llminferenceservice-v1alpha2.schema.json"
 SERVED = [name for name, each in load_catalog().items() if isinstance(each.target, str)]
 ODD = {"A": "1", "B": "it's: {x} # y $(A)", "C": "two\nlines"}
-SPECULATIVE = "--speculative-config"
 
 
 def plan(name: str = "gpt-oss-20b", of: Entry | None = None, **choices: Any) -> Plan:

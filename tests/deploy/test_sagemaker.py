@@ -80,16 +80,6 @@ def test_cfn_lint_accepts_every_entry(name: str) -> None:
         assert len(text) < 51_200  # CloudFormation's limit
 
 
-def test_cfn_lint_knows_one_folder_of_a_model() -> None:
-    """The reason why a head on S3 lies in the target's folder: once this fails, it need not."""
-    text = template(plan(), Account(weights=TARGET))
-    line = re.search(r"( +)ModelDataSource:\n", text)
-    assert line is not None
-    more = f"{line[1]}AdditionalModelDataSources: []\n"
-    [fault] = faults(text.replace(line[0], more + line[0]))
-    assert fault.startswith("E3002") and "AdditionalModelDataSources" in fault
-
-
 @pytest.mark.parametrize("name", load_catalog())
 def test_the_container_reads_the_options_of_the_plan(name: str) -> None:
     """By AWS's rules, from variables that SageMaker takes: of 1,024 bytes at most."""

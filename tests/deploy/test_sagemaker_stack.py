@@ -169,9 +169,7 @@ def test_another_instance_type_of_a_scaled_endpoint(aws: CloudFormation) -> None
     assert "ScalableTarget" in aws.template(NAME)["Resources"]
 
 
-def test_an_interrupted_deployment_goes_on(
-    aws: CloudFormation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_one_goes_on(aws: CloudFormation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that still runs is waited for."""
     apply(plan())
     stack = aws.stack(NAME)
@@ -206,9 +204,7 @@ def test_a_stack_that_others_only_reviewed(aws: CloudFormation) -> None:
     assert apply(plan())[-1] == "nothing has changed"
 
 
-def test_a_missing_permission_is_named(
-    aws: CloudFormation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_permission_is_named(aws: CloudFormation, monkeypatch: pytest.MonkeyPatch) -> None:
     why = "User: me is not authorized to perform: cloudformation:CreateStack on resource: x"
 
     def refuse(**_: Any) -> None:

@@ -83,11 +83,8 @@ def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
         end = choices[-1].finish_reason
     else:
         choice, with_tool = got.choices[0], got.usage.prompt_tokens
-        emitted, calls, end = (
-            choice.message.content,
-            choice.message.tool_calls,
-            choice.finish_reason,
-        )
+        message, end = choice.message, choice.finish_reason
+        emitted, calls = message.content, message.tool_calls
         assert with_tool > len(prompt_ids(tokenizer, ASKED)), "the template has seen the tool"
     assert (emitted.strip(), end) == ("ok", "tool_calls")
     assert calls[0].function.name == "sit"

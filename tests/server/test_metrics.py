@@ -68,13 +68,11 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
     # A round emits one token and the accepted ones; the first of each request is no interval.
     assert values["vllm:inter_token_latency_seconds_count"] < tokens - 4
     assert values["vllm:e2e_request_latency_seconds_sum"] > 0
-    all_of_them = read(running)
-    reasons = {r: all_of_them["vllm:request_success_total", r] for r in ("stop", "length")}
+    every = read(running)
+    reasons = {r: every["vllm:request_success_total", r] for r in ("stop", "length")}
     ends = [answer.finish_reason for answer in answers] + ["length"]
     assert reasons == {r: ends.count(r) for r in reasons}  # type: ignore[comparison-overlap]
-    places = [
-        all_of_them["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(3)
-    ]
+    places = [every["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(3)]
     assert places == drafting.accepted + [0] * (3 - len(drafting.accepted))
 
 

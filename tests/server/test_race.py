@@ -110,10 +110,7 @@ def test_lanes_without_a_head(
 ) -> None:
     """Each lane tells why; the others race. No catalog knows the target, or a head is elsewhere."""
     heads = {"eagle3": {"hub": "owner/head", "k": 3}, "p-eagle": {"folder": "gone", "k": 3}}
-    for file, told in {
-        None: "no EAGLE-3 head",
-        "elsewhere.yaml": "owner/head is on the hub",
-    }.items():
+    for file, told in {None: "no EAGLE-3 head", "other.yaml": "owner/head is on the hub"}.items():
         monkeypatch.delenv("PEAGLE_CATALOG", raising=False)
         if file is not None:
             entry = {"target": "owner/tiny", "heads": heads}

@@ -28,16 +28,15 @@ main(parser.parse_args())
 @pytest.mark.parametrize(
     ("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")]
 )
-def test_it_drives_the_server(running: Running, tmp_path: Path, backend: str, path: str) -> None:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+def test_it_drives_the_server(
+    running: Running, vllm_python: str, tmp_path: Path, backend: str, path: str
+) -> None:
     running.api.llm.tokenizer.save_pretrained(tmp_path / "tokenizer")
     (tmp_path / "bench.py").write_text(BENCH)
     before = read(running)
     run = subprocess.run(
         [
-            python, tmp_path / "bench.py", "--backend", backend, "--endpoint", path,
+            vllm_python, tmp_path / "bench.py", "--backend", backend, "--endpoint", path,
             "--base-url", running.url, "--model", MODEL, "--tokenizer", tmp_path / "tokenizer",
             "--dataset-name", "random", "--random-input-len", "20", "--random-output-len", "30",
             "--num-prompts", "12", "--max-concurrency", "4", "--temperature", "0",

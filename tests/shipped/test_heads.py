@@ -75,15 +75,11 @@ def test_the_walk_of_training_counts_what_the_engine_accepts(method: str) -> Non
     llm = LLM(target("float32"), HEADS[method], k=7, max_batch=1)
     asked = prompts(3)
     answers = llm.generate(asked, SamplingParams(max_tokens=64))
-    walk = Walk(
-        llm.target,
-        [
-            Example(
-                [*prompt, *answer.token_ids], [False] * len(prompt) + [True] * len(answer.token_ids)
-            )
-            for prompt, answer in zip(asked, answers, strict=True)
-        ],
-    )
+    documents = [
+        Example([*ids, *answer.token_ids], [False] * len(ids) + [True] * len(answer.token_ids))
+        for ids, answer in zip(asked, answers, strict=True)
+    ]
+    walk = Walk(llm.target, documents)
     rounds = walk.rounds(llm.drafter, 7)
     assert counted(rounds) == decoded(answers)
     assert sum(accepted for _, accepted in counted(rounds)) > 50

@@ -6,7 +6,6 @@ lines.
 """
 
 import json
-import os
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -57,9 +56,7 @@ def plans() -> Iterator[tuple[Entry, Plan]]:
     known = {name: each for name, each in load_catalog().items() if isinstance(each.target, str)}
     everything = product(known, ("kubernetes", "sagemaker"), facts().gpus)
     for name, place, gpu in everything:
-        profiles = [
-            each for each in known[name].profiles if each == gpu or each not in facts().gpus
-        ]
+        profiles = [p for p in known[name].profiles if p == gpu or p not in facts().gpus]
         for method, profile in product(known[name].heads, (None, *profiles)):
             choices = Choices(gpu=gpu, method=method, profile=profile)
             yield known[name], make_plan(name, known[name], place, choices)
@@ -72,19 +69,15 @@ def of_the_pod(plan: Plan) -> list[str]:
     return list(pod["containers"][0]["command"][2:])
 
 
-def ask(lines: list[list[str]], variables: list[str]) -> Any:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON")
-    if not python:
-        pytest.skip("PEAGLE_VLLM_PYTHON is not set: `make test-vllm` sets vLLM up and sets it")
+def ask(python: str, lines: list[list[str]], variables: list[str]) -> Any:
     given = json.dumps({"lines": lines, "variables": variables})
-    run = subprocess.run(
-        [python, "-c", ASK], input=given, capture_output=True, text=True, check=False
-    )
+    command = [python, "-c", ASK]
+    run = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_vllm_understands_all_of_it() -> None:
+def test_vllm_understands_all_of_it(vllm_python: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputWarning)
         made = list(plans())
@@ -94,6 +87,7 @@ def test_vllm_understands_all_of_it() -> None:
     # What was wrong once shows that the check works.
     wrong = ["VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8"]
     told = ask(
+        vllm_python,
         [*(list(plan.argv) for _, plan in made), *pods, ["model", "--no-such-flag"]],
         [*sorted(variables), *wrong],
     )

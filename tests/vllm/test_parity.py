@@ -77,11 +77,10 @@ def run_vllm(
     python: str, head: Path, method: str, prompts: list[list[int]], plugin: str
 ) -> Outcome:
     """One vLLM process, with our plugin or without any."""
+    parallel = method in PARALLEL_METHODS
     start = {
         "model": locate(TARGET)[0],
-        "speculative_config": speculative_config(
-            method in PARALLEL_METHODS, str(head), DEPTHS[method]
-        ),
+        "speculative_config": speculative_config(parallel, str(head), DEPTHS[method]),
         "dtype": "float32",
         "max_num_seqs": BATCH,
         "max_model_len": 1024,

@@ -160,14 +160,11 @@ def test_as_our_server(test: Any, running: Served, llm: LLM) -> None:
 
 def test_drafts_are_accepted(running: Served, llm: LLM) -> None:
     """Greedy answers, penalised and not; the counters say that they were drafted."""
-    client = running.client()
     before = _accepted(running)
     prompt = "def fib(n):\n"
     for given in ({}, {"presence_penalty": 0.9, "frequency_penalty": -0.4}):
         wanted = llm.generate([prompt], SamplingParams(max_tokens=32, **given))[0]
-        got = client.completions.create(
-            model=MODEL, prompt=prompt, max_tokens=32, temperature=0, **given
-        )
+        got = running.complete(prompt, max_tokens=32, temperature=0, **given)
         assert got.choices[0].text == wanted.text
         assert got.usage is not None and got.usage.completion_tokens == len(wanted.token_ids)
     assert _accepted(running) > before
@@ -182,9 +179,7 @@ def _accepted(running: Served) -> float:
 
 def test_it_has_the_metrics_of_the_dashboard_and_the_alerts(running: Served) -> None:
     folder = Path(__file__).resolve().parents[2] / "dashboards"
-    asked = {
-        name for file in folder.iterdir() for name in re.findall(r"vllm:\w+", file.read_text())
-    }
+    asked = {n for file in folder.iterdir() for n in re.findall(r"vllm:\w+", file.read_text())}
     with running.http() as http:
         families = text_string_to_metric_families(http.get("/metrics").text)
         assert asked <= {sample.name for family in families for sample in family.samples}
