@@ -172,14 +172,6 @@ def test_generate_uses_the_head(installed: Installed) -> None:
     assert re.search(r"eagle3, .*, [1-9]\.\d\d tokens a target forward, 8 tokens", shown)
 
 
-def test_chat_uses_the_head(installed: Installed) -> None:
-    done = run(
-        *installed.command("chat", TARGET, "--max-tokens", 4),
-        cwd=installed.folder, env=installed.environment(), input="Hello\n\n",
-    )  # fmt: skip
-    assert done.returncode == 0 and "p-eagle" in done.stdout, done.stdout + done.stderr
-
-
 def test_the_demo(installed: Installed) -> None:
     shown = installed.works("demo", "--prompts", 1, "--max-tokens", 8)
     assert "token ids identical: yes" in shown and len(shown.splitlines()) < 20

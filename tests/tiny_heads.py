@@ -19,13 +19,11 @@ from peagle.train.warm_start import draft_offsets
 MASK_ID = 64
 HIDDEN = 32
 DRAFT_IDS = torch.tensor([2, 3, 5, 8, 13, 21, 34, 55, 66])
-KINDS: list[tuple[str, Embedding]] = [
-    ("p-eagle", "full"),
-    ("p-eagle", "mask-row"),
-    ("p-eagle", "shared"),
-    ("eagle3", "full"),
-    ("eagle3", "shared"),
-]
+EMBEDDINGS: dict[str, tuple[Embedding, ...]] = {
+    "p-eagle": ("full", "mask-row", "shared"),
+    "eagle3": ("full", "shared"),
+}
+KINDS = [(method, embedding) for method, each in EMBEDDINGS.items() for embedding in each]
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 

@@ -14,13 +14,11 @@ Damage = Callable[[Path], None]  # of a run's folder
 
 def tree(folder: Path) -> dict[str, Any]:
     """Everything in a folder: contents and modes."""
-    return {
-        str(path.relative_to(folder)): (
-            stat.filemode(path.lstat().st_mode),
-            path.read_bytes() if path.is_file() else None,
-        )
-        for path in folder.rglob("*")
-    }
+    found = {}
+    for path in folder.rglob("*"):
+        content = path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(folder))] = stat.filemode(path.lstat().st_mode), content
+    return found
 
 
 def garbled(content: bytes, chance: random.Random) -> bytes:

@@ -117,14 +117,9 @@ def _drawn_lark(choose: random.Random) -> str:
         usable = [each for each in names[1:] if each[0] == "T" or not terminal]
         parts = []
         for _ in range(choose.randint(1, 4)):
-            word = "".join(choose.choices("ab \\u00e9", k=3))
-            parts += choose.choices(
-                [
-                    json.dumps(word),
-                    "/[a-z]{1,30}(x|y)*/",
-                    *choose.sample(usable, min(3, len(usable))),
-                ]
-            )
+            word = json.dumps("".join(choose.choices("ab \\u00e9", k=3)))
+            used = choose.sample(usable, min(3, len(usable)))
+            parts += choose.choices([word, "/[a-z]{1,30}(x|y)*/", *used])
             parts[-1] += choose.choice(["", "", "?", "*", "+", "{2,9}"])
         lines.append(f"{name}: {choose.choice([' ', ' | ']).join(parts)}")
     return "\n".join(lines)

@@ -18,9 +18,7 @@ def answering(
     generate: Callable[[list[list[int]], SamplingParams], Answers],
 ) -> Any:
     """The part of an LLM that `regenerate` needs."""
-    return SimpleNamespace(
-        tokenizer=tokenizer,
-        target=SimpleNamespace(max_context=max_context),
-        max_batch=1,
-        stream=lambda *given: SimpleNamespace(ended=lambda: generate(*given)),
-    )
+    llm = SimpleNamespace(tokenizer=tokenizer, target=SimpleNamespace(max_context=max_context))
+    llm.stream = lambda *given: SimpleNamespace(ended=lambda: generate(*given))
+    llm.max_batch = 1
+    return llm

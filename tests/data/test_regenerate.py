@@ -102,14 +102,9 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
         yield 1, answers[1]  # the first of three turns
         raise KeyboardInterrupt
 
+    stopped = answering(llm.tokenizer, llm.target.max_context, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        regenerate(
-            answering(llm.tokenizer, llm.target.max_context, interrupted),
-            prompts,
-            output,
-            GREEDY,
-            on_answers=lambda *n: reports.append(n),
-        )
+        regenerate(stopped, prompts, output, GREEDY, on_answers=lambda *n: reports.append(n))
     assert [record["record"] for record in read_lines(output)] == [0, 2]
     lengths = [len(record["answer_ids"]) for record in read_lines(output)]
     assert reports == [(0, 8, 0), (1, 8, lengths[0]), (2, 8, sum(lengths))]

@@ -102,12 +102,8 @@ def test_a_conversation_continues_after_an_answer(tmp_path: Path) -> None:
         asked.extend(rows)
         return enumerate(Completion("hmit sat", ids(THOUGHT), "stop", Stats(), []) for _ in rows)
 
-    regenerate(
-        answering(TOKENIZER, 512, generate),
-        read_conversations(prompts),
-        output,
-        SamplingParams(max_tokens=32),
-    )
+    llm = answering(TOKENIZER, 512, generate)
+    regenerate(llm, read_conversations(prompts), output, SamplingParams(max_tokens=32))
     assert TOKENIZER.decode(asked[1]) == (
         "<|start|>user<|message|>the cat?<|end|><|start|>assistant<|channel|>final<|message|>it sat"
         "<|end|><|start|>user<|message|>and then<|end|><|start|>assistant"

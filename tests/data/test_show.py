@@ -62,14 +62,6 @@ def test_only_the_first_reasons_are_given(tmp_path: Path) -> None:
     assert (found["unusable"], len(found["reasons"])) == (20, 5)
 
 
-def test_bad_files(tmp_path: Path) -> None:
-    for text in ("", '{"a": 1}\n{"a"'):
-        file = tmp_path / "data.jsonl"
-        file.write_text(text)
-        with refused():
-            summarize(file, TOKENIZER)
-
-
 def test_pieces_are_the_whole_text_marked_where_supervised() -> None:
     [example] = encode_documents(TOKENIZER, TALK)
     found = list(pieces(example, TOKENIZER))

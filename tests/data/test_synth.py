@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from json_files import read_lines
 from refusals import refused
+from stand_in import answering
 from tiny import CHATML, make_target, make_tokenizer
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
@@ -116,20 +116,10 @@ def scripted(*said: str, template: str = CHATML, context: int = 4096) -> Any:
         done = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
         return [Completion(text, each, "stop", Stats(), []) for text, each in done]
 
-    target = SimpleNamespace(
-        max_context=context,
-        end_tokens={tokenizer.eos_token_id},
-        tokenizer=tokenizer,
-        name="scripted",
-    )
-    return SimpleNamespace(
-        tokenizer=tokenizer,
-        target=target,
-        max_batch=1,
-        generate=generate,
-        asked=asked,
-        stream=lambda *given: SimpleNamespace(ended=lambda: enumerate(generate(*given))),
-    )
+    llm = answering(tokenizer, context, lambda *given: enumerate(generate(*given)))
+    vars(llm.target).update(end_tokens={tokenizer.eos_token_id}, tokenizer=tokenizer, name="script")
+    llm.generate, llm.asked = generate, asked
+    return llm
 
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"

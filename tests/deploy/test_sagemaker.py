@@ -206,11 +206,6 @@ def test_network_and_key() -> None:
     assert "VpcConfig" not in plain["Model"] and "KmsKeyId" not in plain["EndpointConfig"]
 
 
-def test_requests_go_to_the_instance_with_the_fewest() -> None:
-    strategy = variant(resources(plan()))["RoutingConfig"]["RoutingStrategy"]
-    assert strategy == "LEAST_OUTSTANDING_REQUESTS"
-
-
 def test_updates_that_an_alarm_undoes() -> None:
     """A batch of a rolling update is at most half of the instances: a single one is replaced."""
     for replicas, policy in ((1, "BlueGreenUpdatePolicy"), (2, "RollingUpdatePolicy")):

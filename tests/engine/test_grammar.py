@@ -16,15 +16,8 @@ from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()
 EOS = 2
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "a": {"type": "integer"},
-        "on": {"type": "array", "items": {"enum": ["x", "y"]}},
-    },
-    "required": ["a"],
-    "additionalProperties": False,
-}
+FIELDS = {"a": {"type": "integer"}, "on": {"type": "array", "items": {"enum": ["x", "y"]}}}
+SCHEMA = {"type": "object", "properties": FIELDS, "required": ["a"], "additionalProperties": False}
 FORMS = [
     SamplingParams(json_schema=SCHEMA),
     SamplingParams(regex="(the )?[a-d]{2,5}(cat|hat)?!?"),

@@ -74,15 +74,12 @@ def test_json_always_parses_and_validates(
 ) -> None:
     lookup = False if method == "none" else None
     llm = LLM(wide, wide_drafters.get(method), lookup=lookup, max_batch=8)
+    # A greedy random target says the same white space again and again.
+    options = {} if temperature else {"whitespace_flexible": False}
+    how: dict[str, Any] = {"temperature": temperature, "max_tokens": 1500}
     params = [
-        SamplingParams(
-            temperature=temperature,
-            seed=i,
-            max_tokens=1500,
-            # A greedy random target says the same white space again and again.
-            json_schema=schema(model, **({} if temperature else {"whitespace_flexible": False})),
-        )
-        for i, model in enumerate(MODELS)
+        SamplingParams(**how, seed=seed, json_schema=schema(model, **options))
+        for seed, model in enumerate(MODELS)
     ]
     done = llm.generate(random_prompts(20), params)
     for model, answer in zip(MODELS, done, strict=True):

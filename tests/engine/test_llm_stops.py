@@ -158,11 +158,8 @@ def test_streamed_chunks_are_the_text(
         own = [chunk for chunk in chunks if chunk.index == index]
         assert "".join(chunk.text for chunk in own) == completion.text
         if not stop:
-            visible = [
-                flag
-                for token, flag in zip(completion.token_ids, completion.drafted, strict=True)
-                if plain_text(target, [token])
-            ]
+            flags = zip(completion.token_ids, completion.drafted, strict=True)
+            visible = [flag for token, flag in flags if plain_text(target, [token])]
             assert [chunk.drafted for chunk in own] == visible
     assert any(chunk.drafted for chunk in chunks) and not all(chunk.drafted for chunk in chunks)
     assert run.seconds > 0

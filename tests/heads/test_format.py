@@ -1,5 +1,6 @@
 """Heads on disk: what is written is what is read, in every dialect, and as vLLM expects it."""
 
+import json
 from pathlib import Path
 from typing import Any
 

@@ -137,11 +137,8 @@ def test_weights_that_cannot_be_read(
 
 def test_head_for_another_target(head: Path) -> None:
     """Another architecture, other weights, another chat template: named in this order."""
-    refused(
-        head,
-        tiny_target(num_hidden_layers=5),
-        "trained for tiny-0: config hash .*`force`.*--init-from",
-    )
+    deeper = tiny_target(num_hidden_layers=5)
+    refused(head, deeper, "trained for tiny-0: config hash .*`force`.*--init-from")
     refused(head, tiny_target(seed=1), "trained for tiny-0: weights hash .*`force`")
     refused(head, tiny_target(), "trained with chat template .*`chat_template`.*`force`")
 

@@ -36,15 +36,8 @@ def test_the_engines_text_and_counts(running: Running, llm: LLM, given: dict[str
 
 def test_streamed(running: Running, llm: LLM) -> None:
     wanted = alone(llm, max_tokens=40)
-    parts = list(
-        running.complete(
-            PROMPT,
-            max_tokens=40,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    asked = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    parts = list(running.complete(PROMPT, max_tokens=40, **asked))
     *emitted, last = parts
     assert "".join(part.choices[0].text for part in emitted) == wanted.text
     assert [part.choices[0].finish_reason for part in emitted[:-1]] == [None] * (len(emitted) - 1)
@@ -93,14 +86,8 @@ def test_parameters_reach_the_engine(running: Running, llm: LLM) -> None:
     ours = {"min_p": 0.01, "top_k": 50, "repetition_penalty": 1.2}
     common = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "frequency_penalty": 0.7}
     wanted = alone(llm, max_tokens=20, seed=1, logit_bias={70: 5.0}, **ours, **common)
-    got = running.complete(
-        PROMPT,
-        max_tokens=20,
-        seed=1,
-        logit_bias={"70": 5},
-        extra_body=ours | {"some_new_field": 1, "top_k": 50},
-        **common,  # type: ignore[arg-type]
-    )
+    asked = {"max_tokens": 20, "seed": 1, "logit_bias": {"70": 5}, **common}
+    got = running.complete(PROMPT, **asked, extra_body=ours | {"some_new_field": 1})
     assert got.choices[0].text == wanted.text != alone(llm, max_tokens=20).text
 
 

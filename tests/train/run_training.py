@@ -36,13 +36,8 @@ def main() -> None:
     torch.manual_seed(0)
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=(1, 2, 3))
     drafter = new_drafter(target, [e.ids for e in data], spec)
-    trainer = Trainer(
-        TrainConfig(folder, **settings),
-        target,
-        drafter,
-        data,
-        partial(acceptance, Walk(target, own_answers(target, 2))),
-    )
+    measure = partial(acceptance, Walk(target, own_answers(target, 2)))
+    trainer = Trainer(TrainConfig(folder, **settings), target, drafter, data, measure)
     trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
     if checkpoints(folder):
         resume(trainer)

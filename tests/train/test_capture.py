@@ -287,14 +287,9 @@ def test_another_target_template_or_layers_are_refused(
     read = Capturing(tmp_path, target, data[:4]).made("cap")
     read.check(target, LAYERS)
     other_template = make_target()
-    assert other_template.tokenizer is not None
     other_template.tokenizer.chat_template = "{{ messages }}"
-    others = {
-        "weights": make_target(seed=7),
-        "architecture": make_target(layers=5),
-        "chat template": other_template,
-    }
-    for name, other in others.items():
+    others = {"weights": make_target(seed=7), "architecture": make_target(layers=5)}
+    for name, other in (others | {"chat template": other_template}).items():
         with refused("data") as error:
             read.check(other)
         assert name in error.value.why

@@ -1,6 +1,7 @@
 """Partitioned training is the flat one: the same elements once, the same gradient to rounding."""
 
 from collections.abc import Iterator
+from itertools import compress
 
 import pytest
 import torch
@@ -43,17 +44,14 @@ def check_invariants(elements: Elements, documents: Tensor, segments: int) -> No
     every = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
     parts, everything = partition(every, documents, segments), set(pairs(elements))
     document = documents.tolist()
-    owned = [
-        p
-        for part in parts
-        for p, own in zip(pairs(part.elements), part.trained, strict=True)
-        if own
-    ]
+    owned = list[tuple[int, int]]()
+    for part in parts:
+        owned += compress(pairs(part.elements), part.trained)
     assert sorted(owned) == sorted(pairs(elements)), "every element is trained exactly once"
     for part in parts:
         inside = pairs(part.elements)
         assert [(d, a) for a, d in inside] == sorted((d, a) for a, d in inside), "order is kept"
-        own = {p for p, mine in zip(inside, part.trained, strict=True) if mine}
+        own = set(compress(inside, part.trained))
         assert own, "no pass for nothing"
         here = set(inside)
         for a, d in own:

@@ -42,9 +42,7 @@ def all_elements(sequence: PackedDocuments, ratio: float = 1.0) -> Elements:
     return sample_elements(*sequence[1:], DEPTHS, ratio, generator)
 
 
-def training_logits(
-    drafter: Drafter, target: Target, ratio: float
-) -> dict[tuple[int, int], Tensor]:
+def trained_logits(drafter: Drafter, target: Target, ratio: float) -> dict[tuple[int, int], Tensor]:
     sequence = make_sequence()
     elements = all_elements(sequence, ratio)
     features = features_of(target, drafter, sequence.ids.tolist())
@@ -78,7 +76,7 @@ def drafting_logits(drafter: Drafter, target: Target, anchor: int) -> list[Tenso
 @torch.no_grad()
 def test_equals_drafting(target: Target, method: str, ratio: float, flags: dict[str, bool]) -> None:
     drafter = make_drafter(target, method, **flags)
-    trained = training_logits(drafter, target, ratio)
+    trained = trained_logits(drafter, target, ratio)
     drafted = {a: drafting_logits(drafter, target, a) for a in range(TOKENS - 1)}
     assert {d for _, d in trained} == set(range(DEPTHS))
     for (anchor, depth), logits in trained.items():
@@ -104,7 +102,7 @@ def test_rows_recur(target: Target, method: str) -> None:
 def test_training_equals_the_engine(target: Target) -> None:
     """The engine's own drafting, through its cache, chooses the training forward's tokens."""
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence()
-    trained = training_logits(drafter, target, 1.0)
+    trained = trained_logits(drafter, target, 1.0)
     features = features_of(target, drafter, sequence.ids.tolist())
     blocks = range(-(-(TOKENS + DEPTHS) // BLOCK))
     cache = KVCache(len(blocks), drafter.kv_shapes, target.dtype, target.device)

@@ -83,13 +83,8 @@ def test_groups_are_those_of_vllm(vllm_python: str) -> None:
     slack = 1.25 if older(look(Path(vllm_python)).version, WIDER_GROUPS) else 1.5
     cases = [(kinds, OWN, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
     ours = [one_group(*case, slack) for case in cases]
-    run = subprocess.run(
-        [vllm_python, "-c", ASK, json.dumps(cases)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
+    command = [vllm_python, "-c", ASK, json.dumps(cases)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout.splitlines()[-1]) == ours
     assert {True, False} == set(ours)

@@ -70,23 +70,11 @@ def test_parameters_mean_the_same(tmp_path: Path, vllm_python: str) -> None:
     llm = LLM(TARGET, head=head.folder, k=3, dtype="float32")
     prompts = [prompt_ids(llm.tokenizer, [{"role": "user", "content": q}]) for q in QUESTIONS]
     asked, answered = tmp_path / "asked.json", tmp_path / "answered.json"
-    asked.write_text(
-        json.dumps(
-            {
-                "target": locate(TARGET)[0],
-                "cases": CASES,
-                "prompts": prompts,
-                "max_tokens": MAX_TOKENS,
-            }
-        )
-    )
+    question = {"target": locate(TARGET)[0], "cases": CASES, "max_tokens": MAX_TOKENS}
+    asked.write_text(json.dumps(question | {"prompts": prompts}))
+    command = [vllm_python, "-c", SCRIPT, str(asked), str(answered)]
     run = subprocess.run(
-        [vllm_python, "-c", SCRIPT, str(asked), str(answered)],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-        env=environment(),
+        command, capture_output=True, text=True, timeout=1200, check=False, env=environment()
     )
     assert run.returncode == 0, f"vLLM failed:\n{run.stderr[-4000:]}"
     theirs = iter(json.loads(answered.read_text()))

@@ -109,12 +109,8 @@ def running(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "peagle.deploy.container", "serve"],
-            stdout=file,
-            stderr=file,
-            env=environment,
-        )
+        command = [sys.executable, "-m", "peagle.deploy.container", "serve"]
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
     try:
         yield _wait(process, log)
     finally:

@@ -41,13 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "a cap": {"softcap": 1.5},
     "sinks in a long window": {"window": 40, "sinks": torch.linspace(-2, 3, HEADS)},
 }
-CASES = [
-    (64, "plain"),
-    (64, "sinks in a long window"),
-    (16, "a window"),
-    (16, "a window of one"),
-    (16, "a cap"),
-]
+CASES = [(64, kind) for kind in ("plain", "sinks in a long window")]
+CASES += [(16, kind) for kind in ("a window", "a window of one", "a cap")]
 
 
 def parents(nodes: int, seed: int) -> list[int]:
