@@ -2,10 +2,11 @@
 
     python packages/peagle-vllm/measure.py --vllm-python .venv-vllm/bin/python
 
-Two processes of vLLM with the same exported head and K: one loads the plugin, one does not, so that
-the head drafts without its correction. HumanEval prompts with the chat template, one at a time,
-greedy, EOS ignored; the processes take turns within a repeat, in rotating order. A ratio is the
-median of the ratios within the repeats. `same` counts equal answers.
+Four processes of vLLM with the same exported head and K: two load the plugin, two do not, so that
+the head drafts without its correction. Two of them set `use_local_argmax_reduction` ("top"): the
+drafter then chooses its tokens itself, and makes no logits of all tokens. HumanEval prompts with
+the chat template, one at a time, greedy, EOS ignored; the processes take turns within a repeat, in
+rotating order. A ratio is the median of the ratios within the repeats. `same` counts equal answers.
 """
 
 import os
@@ -38,7 +39,12 @@ from peagle.heads.save import save_drafter  # noqa: E402
 from peagle.model.loader import locate  # noqa: E402
 from peagle.vllm.flags import speculative_config  # noqa: E402
 
-PLUGINS = {"plain": "", "corrected": "peagle"}
+WAYS = {  # the plugin, use_local_argmax_reduction
+    "plain": ("", False),
+    "plain, top": ("", True),
+    "corrected": ("peagle", False),
+    "corrected, top": ("peagle", True),
+}
 
 
 def run(args: Any, folder: Path) -> dict[str, Any]:
@@ -53,13 +59,14 @@ def run(args: Any, folder: Path) -> dict[str, Any]:
         "dtype": "bfloat16",
         "max_num_seqs": 1,
         "max_model_len": CONTEXT,
-        "enforce_eager": True,  # compiling takes minutes, and is the same for both
-        "speculative_config": speculative_config(True, str(folder / "head"), args.k),
+        "enforce_eager": True,  # compiling takes minutes, and is the same for all
     }
+    drafting = speculative_config(True, str(folder / "head"), args.k)
     rows, versions = list[Row](), dict[str, str]()
-    for name, plugin in PLUGINS.items():
+    for name, (plugin, top) in WAYS.items():
         peer = vllm_peer(args.vllm_python, args.threads, plugin)
-        request = {"start": start, "ignore_eos": True}
+        drafts = {**drafting, "use_local_argmax_reduction": top}
+        request = {"start": {**start, "speculative_config": drafts}, "ignore_eos": True}
         answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
         versions = answer["versions"]
         rows.append(Row("vllm", name, args.k, "bf16", 1, peer.decoder(request)))

@@ -51,11 +51,23 @@ class VllmDrafter(nn.Module):
         all_drafted = sizes.draft_vocab_size == sizes.transformer.vocab_size
         self.draft_id_to_target_id = None if all_drafted else self.drafter.d2t
 
+        self.lm_head = self.drafter.logits
+        self.logits_processor = SimpleNamespace(get_top_k_tokens=get_top_k_tokens)
+
     def load_weights(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         self.names = [name for name, _ in weights]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         return in_target(self.drafter, self.drafter.logits(hidden_states))
+
+    def get_top_tokens(self, hidden_states: Tensor) -> Tensor:
+        return self.compute_logits(hidden_states).argmax(-1)
+
+
+def get_top_k_tokens(lm_head: Any, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids in the draft vocabulary, and logits."""
+    best, ids = lm_head(states).topk(count)
+    return ids, best
 
 
 def in_target(drafter: Drafter, logits: Tensor) -> Tensor:
@@ -118,7 +130,7 @@ def load(vllm: ModuleType, drafter: Drafter, head: Path) -> Load:
     def run(*, second: bool = True, **changes: Any) -> Any:
         draft = SimpleNamespace(model=str(head), revision=None)
         how = {"num_speculative_tokens": K, "parallel_drafting": True}
-        how |= {"use_local_argmax_reduction": False, "draft_model_config": draft, **changes}
+        how |= {"draft_model_config": draft, **changes}
         config = SimpleNamespace(speculative_config=SimpleNamespace(**how), drafter=drafter)
         made = importlib.import_module("peagle_vllm.model").CorrectedLlama(vllm_config=config)
         sources = [(head, "")]
@@ -156,6 +168,8 @@ def test_logits_are_those_of_our_chain(load: Load, drafter: Drafter) -> None:
     wanted = torch.cat([chain(drafter, each) for each in normed.split(K)])
     found, plain = made.compute_logits(normed), in_target(drafter, drafter.logits(normed))
     torch.testing.assert_close(found, in_target(drafter, wanted))
+    assert torch.equal(made.get_top_tokens(normed), found.argmax(-1))
+    assert torch.equal(made.get_top_tokens(normed[:-1]), plain[:-1].argmax(-1))
     assert (found.argmax(-1) != plain.argmax(-1)).float().mean() > 0.3
     torch.testing.assert_close(found.exp().sum(-1), plain.exp().sum(-1))
     assert torch.equal(made.compute_logits(normed[:-1]), plain[:-1]), "rows of no K: a dummy run"
@@ -165,7 +179,6 @@ def test_logits_are_those_of_our_chain(load: Load, drafter: Drafter) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction chooses tokens"),
         ({"parallel_drafting": False}, "parallel_drafting is not set"),
         ({"second": False}, "its load format reads no second folder"),
     ],

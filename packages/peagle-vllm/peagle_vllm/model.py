@@ -42,6 +42,14 @@ class Correction(NamedTuple):
     candidates: int  # C
 
 
+class Place(NamedTuple):
+    """The candidates of one place of each request."""
+
+    ids: Tensor  # (B, C)
+    logits: Tensor  # (B, C)
+    rows: slice  # among all places of all requests
+
+
 class Corrected:
     """The correction, in addition to either of vLLM's drafters."""
 
@@ -55,9 +63,7 @@ class Corrected:
         self.about = get_hf_file_to_dict(f"{FOLDER}/config.json", draft.model, draft.revision)
         if self.about is None:
             return
-        if speculative.use_local_argmax_reduction:
-            self.say_off("use_local_argmax_reduction chooses tokens without it")
-        elif not speculative.parallel_drafting:
+        if not speculative.parallel_drafting:
             self.say_off("parallel_drafting is not set")
         else:
             source = DefaultModelLoader.Source(
@@ -129,28 +135,48 @@ class Corrected:
     def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
         """Logits (B·K, V) of states (B·K, D), request by request; of other rows uncorrected."""
         logits = super().compute_logits(hidden_states)
-        if self.correction is not None and logits is not None and len(logits) % self.k == 0:
-            by_request = (-1, self.k)
-            self.correct(logits.unflatten(0, by_request), hidden_states.unflatten(0, by_request))
+        if logits is None or not self.corrects(logits):
+            return logits
+        best, drafted = logits[:, self.targets].topk(self.correction.candidates)
+        for ids, corrected, places in self.chain(best, drafted, hidden_states):
+            logits[places].scatter_(-1, ids, corrected)
         return logits
 
-    def correct(self, logits: Tensor, normed: Tensor) -> None:
-        """Correct logits (B, K, V) in place along the chain of the likeliest tokens."""
-        state, _, token, count = self.correction
-        best, ids = logits[:, :, self.targets].topk(count)  # (B, K, C)
-        rows = token[ids]  # (B, K, C, r)
+    def get_top_tokens(self, hidden_states: Tensor) -> Tensor:
+        """The likeliest tokens (B·K,) of states (B·K, D), without logits of all tokens: vLLM asks
+        for them with `use_local_argmax_reduction`."""
+        if not self.corrects(hidden_states):
+            return super().get_top_tokens(hidden_states)
+        count = self.correction.candidates
+        drafted, best = self.logits_processor.get_top_k_tokens(self.lm_head, hidden_states, count)
+        chain = self.chain(best, drafted, hidden_states)
+        chosen = [first_largest(corrected, ids) for ids, corrected, _ in chain]
+        return torch.stack(chosen, dim=-1).flatten()
+
+    def corrects(self, rows: Tensor) -> bool:
+        """Whether there is a correction, and these are the rows of requests."""
+        return self.correction is not None and len(rows) % self.k == 0
+
+    def chain(self, best: Tensor, drafted: Tensor, normed: Tensor) -> Iterator[Place]:
+        """Correct the largest logits (B·K, C) and their tokens along the chain of the likeliest
+        ones, a place at a time."""
+        state, _, token, _ = self.correction
+        rows = token[drafted]  # (B·K, C, r)
+        ids = drafted
         if isinstance(self.targets, Tensor):
-            ids = self.targets[ids]
-        states = F.silu(F.linear(normed, state))  # (B, K, r)
-        chosen = first_largest(best[:, 0], ids[:, 0])
-        best = best.float()
-        mass = best.logsumexp(-1, keepdim=True)
+            ids = self.targets[drafted]
+        states = F.silu(F.linear(normed, state))  # (B·K, r)
+        exact = best.float()
+        mass = exact.logsumexp(-1, keepdim=True)
+        corrected = best[:: self.k]
+        yield Place(ids[:: self.k], corrected, slice(0, None, self.k))
         for place in range(1, self.k):
-            after = states[:, place] * self.projected[chosen]
-            scores = best[:, place] + (rows[:, place] @ after[:, :, None])[:, :, 0]
-            corrected = (scores.log_softmax(-1) + mass[:, place]).to(logits.dtype)
-            logits[:, place].scatter_(-1, ids[:, place], corrected)
-            chosen = first_largest(corrected, ids[:, place])
+            chosen = first_largest(corrected, ids[place - 1 :: self.k])
+            places = slice(place, None, self.k)
+            after = states[places] * self.projected[chosen]
+            scores = exact[places] + (rows[places] @ after[:, :, None])[:, :, 0]
+            corrected = (scores.log_softmax(-1) + mass[places]).to(best.dtype)
+            yield Place(ids[places], corrected, places)
 
 
 def first_largest(logits: Tensor, ids: Tensor) -> Tensor:
