@@ -140,7 +140,7 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
         **percentiles("tpot", [s.tpot for s in samples if s.tpot is not None]),
         **acceptance_row(drafting),
         **({} if drafting.rounds else NO_DRAFTS),
-        **(compared(result, base) if base else {}),
+        **(compared(result, base) if base and base.tokens else {}),
         "errors": len(errors),
         "error": errors[0] if errors else None,
     }

@@ -47,6 +47,13 @@ def test_a_row() -> None:
     assert found["errors"] == 0 and found["same"] == found["compared"] == 6
 
 
+def test_a_target_alone_that_answered_nothing() -> None:
+    """As where all prompts are longer than its context: there is nothing to compare with."""
+    base = result("none", [[]])
+    base.repeats[0] = base.repeats[0]._replace(seconds=0.1)
+    assert "speed_up" not in row(result("p-eagle", [[20, 20]]), base)
+
+
 def test_what_a_server_does_not_count() -> None:
     """vLLM counts rounds and draft tokens, and nothing of the other forwards."""
     found = acceptance_row(Stats(10, 30, [4, 1]))
