@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 app = App()
 chat_app = App()
-LEGEND = "a line a node: token, chance that all up to it is accepted, source; ✓ accepted"
+LEGEND = "each line is a node: token, chance that its whole path is accepted, source; ✓ accepted"
 ALONE = "no drafts: the target decodes alone"
 
 CHAT_SAMPLING = Fields("temperature", "top_p", "top_k", "min_p", "seed", max_tokens=512)

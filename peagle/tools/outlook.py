@@ -131,7 +131,8 @@ def _expected_pace(size: float, device: str) -> str:
 def _training(weights: int) -> str:
     """Answer tokens, hours and acceptance lengths to expect."""
     speed = TRAINED_A_SECOND * TRAINED_WEIGHTS / weights
-    hours = {millions: millions * 1e6 / speed / 3600 for millions in CURVE}
-    found = [f"{at:g} M tokens, {hours[at]:,.1f} h: {length:.2f}" for at, length in CURVE.items()]
-    sources = f"{CURVE_SOURCE}; {HOURS_SOURCE}"
-    return f"answer tokens, time, acceptance length: {'; '.join(found)} ({sources})"
+    found = []
+    for millions, length in CURVE.items():
+        hours = millions * 1e6 / speed / 3600
+        found.append(f"{millions:g} M answer tokens take {hours:,.1f} h and reach {length:.2f}")
+    return f"acceptance length: {'; '.join(found)} ({CURVE_SOURCE}; {HOURS_SOURCE})"

@@ -28,7 +28,9 @@ def test_estimated_at_first_and_measured_by_a_run(folder: Path) -> None:
     assert "float32 weights" in found["memory"] and "KiB of KV cache a token" in found["memory"]
     assert "estimated" in found["tokens a second"]
     assert found["known heads"] == "none; lookup drafts without one"
-    assert "docs/training.md" in found["a new head"] and "34.5 M tokens" in found["a new head"]
+    assert (
+        "docs/training.md" in found["a new head"] and "34.5 M answer tokens" in found["a new head"]
+    )
     llm = LLM(str(folder), device="cpu")
     assert llm.engine
     curve = llm._setup.shared.verify_curve(40)
