@@ -44,7 +44,7 @@ from peagle.engine.request import Stats  # noqa: E402
 from peagle.engine.run import Completion  # noqa: E402
 from peagle.heads.find import Head  # noqa: E402
 from peagle.heads.load import load_drafter  # noqa: E402
-from peagle.vllm.head import speculative  # noqa: E402
+from peagle.vllm.flags import speculative_config  # noqa: E402
 from peagle.vllm.process import look  # noqa: E402
 from peagle.vllm.serve import plan  # noqa: E402
 
@@ -153,7 +153,8 @@ def in_vllm(
     }  # fmt: skip
     request = {"prompts": prompts, "max_tokens": TOKENS, "ignore_eos": True}
     result: dict[str, Any] = {"flags": flags}
-    for method, drafts in {"none": None, "p-eagle": speculative(drafter)}.items():
+    by_head = speculative_config(True, str(head), K)
+    for method, drafts in {"none": None, "p-eagle": by_head}.items():
         peer = vllm_peer(python, int(os.environ.get("OMP_NUM_THREADS", "1")))
         try:
             answer = peer.ask({**request, "start": {**start, "speculative_config": drafts}})

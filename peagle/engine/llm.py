@@ -1,7 +1,7 @@
 """A target with or without a head, and the calls that decode with it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
 from peagle.engine.drafting import Drafting
-from peagle.engine.engine import Engine
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.run import Completion, Run
@@ -28,7 +27,8 @@ from peagle.shown import model_name
 Prompt = str | list[int]
 
 
-class LLM:
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class LLM(Setup):
     """A target with a head that drafts for it, or with lookup, or alone. It never changes: `use`
     makes another one over the same target. Several LLMs over one target may decode in turns, and
     several threads may use one LLM.
@@ -36,8 +36,6 @@ class LLM:
     >>> llm = LLM("smollm2-135m", head="heads/smollm2-135m-p-eagle")
     >>> llm.generate(["def fib(n):"], SamplingParams(max_tokens=64))[0].text
     """
-
-    __slots__ = ("_setup",)
 
     def __init__(  # noqa: PLR0913 (the settings of an engine)
         self,
@@ -69,7 +67,7 @@ class LLM:
         drafter = head if isinstance(head, Drafter | None) else load_drafter(head, shared.target)
         method = None if drafter is None else method_of(drafter.config)
         drafting = Drafting.resolve(method, k, nodes, lookup)
-        self._setup = Setup(shared, drafter, drafting, max_batch, kv_tokens)
+        super().__init__(shared, drafter, drafting, max_batch, kv_tokens)
 
     def use(
         self,
@@ -87,38 +85,15 @@ class LLM:
 
         Raises and warns as the constructor does.
         """
-        setup = self._setup
-        batch = setup.asked_batch if max_batch is None else max_batch
-        room = setup.kv_tokens if kv_tokens is None else kv_tokens
+        batch = self.asked_batch if max_batch is None else max_batch
+        room = self.kv_tokens if kv_tokens is None else kv_tokens
         return LLM(
-            setup.shared, head, k=k, nodes=nodes, lookup=lookup, max_batch=batch, kv_tokens=room
+            self.shared, head, k=k, nodes=nodes, lookup=lookup, max_batch=batch, kv_tokens=room
         )
 
     def load_head(self, name: str | Path, *, force: bool = False) -> Drafter:
         """A head for this target; see `load_drafter`."""
         return load_drafter(name, self.target, force=force)
-
-    @property
-    def target(self) -> BaseTarget:
-        return self._setup.shared.target
-
-    @property
-    def drafter(self) -> Drafter | None:
-        return self._setup.drafter
-
-    @property
-    def drafting(self) -> Drafting:
-        return self._setup.drafting
-
-    @property
-    def max_batch(self) -> int:
-        """Requests that run together."""
-        return self._setup.max_batch
-
-    @property
-    def engine(self) -> Engine:
-        """The engine: made when it is first needed, once for all threads."""
-        return self._setup.engine
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -129,11 +104,11 @@ class LLM:
     def warm_up(self) -> None:
         """Make the engine and prepare grammars, so that the first request waits for neither."""
         assert self.engine
-        self._setup.shared.grammars.warm_up()
+        self.shared.grammars.warm_up()
 
     def check_text(self, text: str, field: str) -> None:
         """Raises InputError of `field` for a text that cannot fit."""
-        if len(text) > self._setup.shared.max_characters:
+        if len(text) > self.shared.max_characters:
             raise self._too_long(f"has {len(text)} characters", field)
 
     def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
@@ -178,7 +153,7 @@ class LLM:
             generator.seed()
         else:
             generator.manual_seed(params.seed)
-        matcher = self._setup.shared.grammars.matcher(params, ids)
+        matcher = self.shared.grammars.matcher(params, ids)
         sampler = Sampler(params, ids, generator, len(self.target.embedding), matcher)
         text = TextStream(self.tokenizer, params.stop)
         return Request(index, len(ids), list(ids), params, sampler, text)

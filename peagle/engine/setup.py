@@ -47,12 +47,16 @@ class Setup:
                 raise InputError("must be at least 1", field=name, value=value)
         if self.drafter is None:
             return
-        self.shared.target.check_layers(self.drafter.config.feature_layers)
+        self.target.check_layers(self.drafter.config.feature_layers)
         trained = self.drafter.config.depths
         if trained is not None and self.k > trained:
             why = f"K = {self.k}, but the head was trained for {trained} draft tokens"
             # Level 1: one line of code, so Python shows it once however often K changes.
             warnings.warn(f"{why}: later ones will rarely be accepted", InputWarning, stacklevel=1)
+
+    @property
+    def target(self) -> BaseTarget:
+        return self.shared.target
 
     @property
     def k(self) -> int:
@@ -64,8 +68,7 @@ class Setup:
     @cached_property
     def max_batch(self) -> int:
         """Requests that run together."""
-        target = self.shared.target
-        return self.asked_batch or default_max_batch(target, self.drafter, self.kv_tokens)
+        return self.asked_batch or default_max_batch(self.target, self.drafter, self.kv_tokens)
 
     @property
     def engine(self) -> Engine:
@@ -75,7 +78,7 @@ class Setup:
 
     @cached_property
     def _engine(self) -> Engine:
-        target = self.shared.target
+        target = self.target
         nodes = self.drafting.max_nodes
         longest = target.max_context + max(self.k, nodes or 0) + BLOCK
         room = kv_tokens(target, self.drafter, self.max_batch * longest, self.kv_tokens)

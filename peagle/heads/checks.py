@@ -4,7 +4,6 @@ Each check returns its finding, or raises InputError or `Skipped`.
 """
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -28,6 +27,11 @@ COMPUTES = (
     "norm", "scal", "softcap", "multiplier", "rope", "rotary", "window", "bias", "sink", "gate",
     "expert", "attention", "residual", "activation", "hidden_act", "layer_type",
 )  # fmt: skip
+# Keys that are read or have no effect. The last two are NVIDIA's: every head here has these norms.
+KNOWN = LAYER_KEYS | READ | {
+    "logit_scale", *OLD_ROPE, "layer_types", "use_sliding_window", "max_window_layers",
+    "use_input_layernorm_in_first_layer", "use_last_layernorm",
+}  # fmt: skip
 
 
 class Skipped(Exception):
@@ -183,7 +187,7 @@ def keys(head: HeadFiles, target: BaseTarget) -> str:
     """Keys of config.json that change the computation: all are known here."""
     fix = "remove the key if the head was trained without it; else train another head"
     for name, value in {**head.raw, **head.sizes, **head.eagle}.items():
-        if value and name not in known_keys() and any(part in name for part in COMPUTES):
+        if value and name not in KNOWN and any(part in name for part in COMPUTES):
             wrong = f"config.json has {name} {value!r:.40}: it changes what a head computes"
             raise InputError(f"{wrong}, and is not known here", fix=fix)
     types = set(head.sizes.get("layer_types") or [FULL])
@@ -196,16 +200,6 @@ def keys(head: HeadFiles, target: BaseTarget) -> str:
     fix = "set it to true if the head was trained on the feature layers; else train another head"
     require(head.eagle.get("use_aux_hidden_state") is not False, wrong, fix)
     return "all that change the computation are known"
-
-
-@cache
-def known_keys() -> frozenset[str]:
-    """Keys that are read, or have no effect."""
-    read = {*READ, "logit_scale", *OLD_ROPE}
-    unused = {"layer_types", "use_sliding_window", "max_window_layers"}
-    # NVIDIA's; every head here has these norms.
-    given = {"use_input_layernorm_in_first_layer", "use_last_layernorm"}
-    return LAYER_KEYS | read | unused | given
 
 
 def tensors(head: HeadFiles, target: BaseTarget) -> str:

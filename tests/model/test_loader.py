@@ -84,7 +84,7 @@ def test_a_tokenizer_of_another_kind(folder: Path, monkeypatch: pytest.MonkeyPat
         pass
 
     monkeypatch.setattr(
-        "transformers.AutoTokenizer.from_pretrained", lambda **_: MistralCommonBackend()
+        "transformers.AutoTokenizer.from_pretrained", lambda *_, **__: MistralCommonBackend()
     )
     not_loaded(folder, "its MistralCommonBackend has no tokenizer.json")
 

@@ -33,7 +33,7 @@ def test_estimated_at_first_and_measured_by_a_run(folder: Path) -> None:
     )
     llm = LLM(str(folder), device="cpu")
     assert llm.engine
-    curve = llm._setup.shared.verify_curve(40)
+    curve = llm.shared.verify_curve(40)
     now = outlook(str(folder), "cpu")["tokens a second"]
     assert now == f"{1 / curve(1):.1f} without drafts, measured by an earlier run"
 
