@@ -1,4 +1,5 @@
-"""The choice of a backend, made once, by device and dtype.
+"""The choice of a backend, made once, by device and dtype, and targets as it wants them. No other
+part of an LLM imports a backend's modules.
 
 Only code that has run on its hardware is chosen: CUDA's on an H200, the CPU's on x86-64, for ARM in
 an emulator (docs/status.md).
@@ -13,9 +14,12 @@ import torch
 
 from peagle.backends.base import Backend
 from peagle.backends.cpu.library import NoCompiler
-from peagle.backends.cpu.packed import keep_packed
+from peagle.backends.cpu.library import load as load_library
 from peagle.backends.torch import TorchBackend
+from peagle.errors import InputError
+from peagle.model.base_target import BaseTarget
 from peagle.model.describe import describe_target
+from peagle.model.loader import described_target, load_target, resolve_device
 
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,19 +33,45 @@ def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = Fa
     why = f"slower: no backend but the reference for {dtype} on {device.type}"
     if device.type == "cuda" and dtype in CUDA_DTYPES:
         if find_spec("triton"):
-            return _backend_module("cuda").CudaBackend(exact=exact)
+            return _module("cuda.backend").CudaBackend(exact=exact)
         why = "slower without Triton's kernels: pip install triton"
     elif device.type == "cpu" and dtype in CPU_DTYPES:
         try:
-            return _backend_module("cpu").CpuBackend(
-                exact=exact, describe=describe_target, keep=keep_packed
-            )
+            keep = _module("cpu.packed").keep_packed
+            cpu = _module("cpu.backend")
+            return cpu.CpuBackend(exact=exact, describe=describe_target, keep=keep)
         except NoCompiler as error:
             why = f"slower without native code: {error}"
     log.warning(why)
     return TorchBackend(exact=exact)
 
 
-def _backend_module(name: str) -> Any:
-    """The module of a backend: CUDA's needs triton, the CPU's compiles at first use."""
-    return import_module(f"peagle.backends.{name}.backend")
+def read_target(
+    name: str, kind: str | None, *, native: bool, dtype: str = "auto", device: str = "auto"
+) -> BaseTarget:
+    """A target by its description, where `native` code runs it; else transformers' model.
+    `kind`: "int8" or "int4" weights of its layers. Raises InputError as `load_target` does, and
+    where there is no such quantisation."""
+    device = resolve_device(device)
+    if kind is not None:
+        _module("cpu.quantized").check_quantize(kind, device)
+    try:
+        if native and device == "cpu" and dtype in ("auto", "float32", "bfloat16"):
+            load_library()
+            # transformers' model names the products that int4 does not fit.
+            group = _module("cpu.matrix").GROUP if kind == "int4" else 1
+            if described := described_target(name, dtype, kind, group):
+                return described
+    except NoCompiler as error:
+        if kind is not None:
+            why = f"needs native code: {error}"
+            raise InputError(why, field="quantize", value=kind) from error
+    target = load_target(name, dtype=dtype, device=device)
+    if kind is not None:
+        _module("cpu.quantized").quantize(target, kind)
+    return target
+
+
+def _module(name: str) -> Any:
+    """A module of a backend: CUDA's needs triton, the CPU's compiles at first use."""
+    return import_module(f"peagle.backends.{name}")

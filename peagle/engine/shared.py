@@ -7,11 +7,7 @@ from typing import Any
 import torch
 
 from peagle.backends.base import Backend, DrafterModel
-from peagle.backends.choose import choose_backend
-from peagle.backends.cpu.library import NoCompiler
-from peagle.backends.cpu.library import load as load_library
-from peagle.backends.cpu.matrix import GROUP
-from peagle.backends.cpu.quantized import check_quantize, quantize
+from peagle.backends.choose import choose_backend, read_target
 from peagle.backends.kv_cache import FeatureCache, KVCache
 from peagle.engine import costs
 from peagle.engine.corrected import correction_table
@@ -22,7 +18,6 @@ from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
-from peagle.model.loader import described_target, load_target, resolve_device
 
 
 class SharedTarget:
@@ -106,28 +101,5 @@ def open_target(
             fix = "give the target by name"
             raise InputError(why, field="quantize", value=kind, fix=fix)
         return SharedTarget(target, own=False, deterministic=deterministic, backend=backend)
-    made = _read(target, kind, native=backend is None, **load)
+    made = read_target(target, kind, native=backend is None, **load)
     return SharedTarget(made, own=True, deterministic=deterministic, backend=backend)
-
-
-def _read(
-    name: str, kind: str | None, *, native: bool, dtype: str = "auto", device: str = "auto"
-) -> BaseTarget:
-    """A target by its description, where native code runs it; else transformers' model."""
-    device = resolve_device(device)
-    check_quantize(kind, device)
-    try:
-        if native and device == "cpu" and dtype in ("auto", "float32", "bfloat16"):
-            load_library()
-            # transformers' model names the products that int4 does not fit.
-            group = GROUP if kind == "int4" else 1
-            if described := described_target(name, dtype, kind, group):
-                return described
-    except NoCompiler as error:
-        if kind is not None:
-            why = f"needs native code: {error}"
-            raise InputError(why, field="quantize", value=kind) from error
-    target = load_target(name, dtype=dtype, device=device)
-    if kind is not None:
-        quantize(target, kind)
-    return target
