@@ -19,7 +19,6 @@ HERE = Path(__file__).parent
 COLOURS = {"none": "#8c8c8c", "lookup": "#4f9a5f", "eagle3": "#d98324", "p-eagle": "#2f6fb0"}
 
 Row = dict[str, Any]
-Points = list[tuple[str, float, float]]  # method, x and y
 
 
 def check() -> None:
@@ -52,7 +51,7 @@ def draw(rows: list[Row]) -> list[str]:
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra; no global state)
 
     pictures = []
-    for picture in (throughput, acceptance, positions):
+    for picture in (throughput, acceptance):
         figure = Figure(figsize=(7, 4), layout="constrained")
         if picture(figure.subplots(), rows):
             file = io.StringIO()
@@ -75,7 +74,8 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
     """Bars of tokens per second at each load; above them, times the target alone."""
     rows = [row for row in fastest(rows) if not row["temperature"]]
     loads = sorted({row["concurrency"] for row in rows})
-    methods = [name for name in COLOURS if any(row["method"] == name for row in rows)]
+    measured = {row["method"] for row in rows}
+    methods = [name for name in COLOURS if name in measured]
     width = 0.8 / max(1, len(methods))
     for number, method in enumerate(methods):
         mine = [row for row in rows if row["method"] == method]
@@ -108,29 +108,12 @@ def acceptance(axes: Any, rows: list[Row]) -> bool:
     rows = [row for row in rows if row["acceptance_length"] and isinstance(row["k"], int)]
     first = min([(row["concurrency"], row["temperature"]) for row in rows], default=None)
     rows = [row for row in rows if (row["concurrency"], row["temperature"]) == first]
-    points = [(row["method"], row["k"], row["acceptance_length"]) for row in rows]
-    _plot_lines(axes, points, "K", "acceptance length")
-    return len({row["k"] for row in rows}) > 1
-
-
-def positions(axes: Any, rows: list[Row]) -> bool:
-    """Share of rounds whose i-th draft token was accepted, at the largest K of each method."""
-    longest = dict[str, list[float]]()
-    for row in rows:
-        shares = row["accepted_per_position"] or []
-        longest[row["method"]] = max(longest.get(row["method"], []), shares, key=len)
-    points = list[tuple[str, float, float]]()
-    for method, shares in longest.items():
-        points += [(method, position, share) for position, share in enumerate(shares, start=1)]
-    _plot_lines(axes, points, "draft token", "share of rounds that accept it")
-    return bool(points)
-
-
-def _plot_lines(axes: Any, points: Points, xlabel: str, ylabel: str) -> None:
-    """A line for each method, and a legend."""
     for method, colour in COLOURS.items():
-        if mine := sorted((x, y) for name, x, y in points if name == method):
-            axes.plot(*zip(*mine, strict=True), "o-", color=colour, label=title(method))
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    if points:
+        mine = {row["k"]: row["acceptance_length"] for row in rows if row["method"] == method}
+        if mine:
+            depths, lengths = zip(*sorted(mine.items()), strict=True)
+            axes.plot(depths, lengths, "o-", color=colour, label=title(method))
+    axes.set(xlabel="K", ylabel="acceptance length")
+    if rows:
         axes.legend()
+    return len({row["k"] for row in rows}) > 1

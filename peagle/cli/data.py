@@ -153,7 +153,8 @@ def template_args(texts: list[str]) -> dict[str, Any]:
 
 def _weighted(source: str) -> tuple[str, float | None]:
     """ "name=2" → ("name", 2.0). Raises InputError for a weight that is none, or no such file."""
-    name, share = source, None
+    name = source
+    share = None
     if "=" in source and not Path(source).is_file():
         name, _, weight = source.rpartition("=")
         share = float(weight) if re.fullmatch(r"\d*\.?\d+", weight) else 0.0

@@ -179,15 +179,16 @@ def _check_place(context: typer.Context, place: str) -> None:
     """Raises InputError for an option that does nothing at the place."""
     for name in set().union(*ONLY_AT.values()).difference(ONLY_AT[place]):
         if given(context, name):
-            why, fix = f"does nothing with --to {place}", "leave it out"
-            raise InputError(why, field=name, value=context.params[name], fix=fix)
+            why = f"does nothing with --to {place}"
+            value = context.params[name]
+            raise InputError(why, field=name, value=value, fix="leave it out")
 
 
 def _region(where: Where) -> str:
     """The region of a deployment on SageMaker. Raises InputError for other places."""
     if where.to != "sagemaker":
-        why, fix = "is not managed here", "use helm or kubectl, or end `peagle serve` by Ctrl-C"
-        raise InputError(why, field="to", value=where.to, fix=fix)
+        fix = "use helm or kubectl, or end `peagle serve` by Ctrl-C"
+        raise InputError("is not managed here", field="to", value=where.to, fix=fix)
     if not where.region:
         raise InputError("is missing", field="region", fix="name it, or set AWS_REGION")
     return where.region

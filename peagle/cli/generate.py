@@ -88,7 +88,8 @@ def generate(
         typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
         check_answered(run)
         return
-    _show_answer(llm, run, model, show_trees(llm, run) if show_tree else run)
+    chunks = show_trees(llm, run) if show_tree else run
+    _show_answer(llm, run, model, chunks)
 
 
 @chat_app.command()
@@ -203,7 +204,8 @@ def show_trees(llm: "LLM", run: "Run") -> list[Chunk]:
     def text(tokens: list[int]) -> str:
         return " ".join(json.dumps(llm.tokenizer.decode(t), ensure_ascii=False) for t in tokens)
 
-    typer.echo(ALONE if llm.drafting.method == "none" else LEGEND, err=True)
+    legend = ALONE if llm.drafting.method == "none" else LEGEND
+    typer.echo(legend, err=True)
     with closing(run):
         while request.finish_reason is None:
             known = len(request.tokens)

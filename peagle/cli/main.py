@@ -20,29 +20,17 @@ from peagle.errors import InputError, InputWarning
 # command → (module:app below peagle.cli, panel of --help, help). A module is imported when its
 # command runs, so that `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": (
-        "measure:demo_app",
-        "Run",
-        "Compare plain decoding, EAGLE-3 and P-EAGLE on one model.",
-    ),
+    "demo": ("measure:demo_app", "Run", "Decode prompts alone, with EAGLE-3 and with P-EAGLE."),
     "generate": ("generate:app", "Run", "Complete a prompt, streaming."),
     "chat": ("generate:chat_app", "Run", "Chat with a model in the terminal."),
     "serve": ("serve:app", "Run", "Serve a model by OpenAI's API, with a console."),
     "catalog": ("models:catalog_app", "Run", "List the models known by name, and their heads."),
-    "eval": (
-        "measure:eval_app",
-        "Measure",
-        "Measure the acceptance length of a head on your prompts.",
-    ),
+    "eval": ("measure:eval_app", "Measure", "Measure a head's acceptance length on your prompts."),
     "bench": ("bench:app", "Measure", "Measure throughput, latency and acceptance under load."),
     "doctor": ("models:doctor_app", "Measure", "Check a head, or how a model runs here."),
     "train": ("train:app", "Train", "Train a draft head for a model."),
     "data": ("data:app", "Train", "Make training data, and inspect it."),
-    "plan": (
-        "plan:app",
-        "Train",
-        "Estimate memory, disk and hours that training a head takes.",
-    ),
+    "plan": ("plan:app", "Train", "Estimate memory, disk and hours of training a head."),
     "deploy": ("deploy:app", "Deploy", "Serve a model here, on Kubernetes or on SageMaker."),
     "export": ("models:export_app", "Deploy", "Write a head for vLLM or for speculators."),
 }
@@ -179,4 +167,5 @@ def main() -> None:
         app()
     except (InputError, OSError, RequestFailure) as error:
         print(f"peagle: {in_a_line(error)}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, RequestFailure) else 2)
+        code = 1 if isinstance(error, RequestFailure) else 2
+        sys.exit(code)

@@ -150,8 +150,9 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, parameter in signature(function).parameters.items():
         kind, chosen, _ = _plain(hints[name])
         if isinstance(kind, type) and is_dataclass(kind):
-            every = Fields(*(field.name for field in fields(kind)))
-            members = _members(kind, chosen if isinstance(chosen, Fields) else every)
+            if not isinstance(chosen, Fields):
+                chosen = Fields(*(field.name for field in fields(kind)))
+            members = _members(kind, chosen)
             groups[name] = kind, [member.name for member in members]
             options += members
         else:

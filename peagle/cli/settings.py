@@ -55,9 +55,11 @@ def _unknown(name: str, known: Iterable[str]) -> InputError:
 def _typed(context: typer.Context, option: Any, value: object) -> object:
     """A setting as the option reads it from the command line, where a list is 1,2,3 or, of an
     option that may be repeated, several texts."""
-    texts = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    parts = value if isinstance(value, list) else [value]
+    texts = [str(part) for part in parts]
+    given = texts if option.multiple else ",".join(texts)
     try:
-        return option.process_value(context, texts if option.multiple else ",".join(texts))
+        return option.process_value(context, given)
     except typer.BadParameter as error:
         raise InputError(error.message, field=option.name, value=value) from error
 

@@ -125,7 +125,8 @@ class ChatBuilder(_Builder):
 
     def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
         thinker = self._thoughts[request.index]
-        thoughts, text = thinker.push(text, request.output if ended else None)
+        output = request.output if ended else None
+        thoughts, text = thinker.push(text, output)
         if not self._parses:
             return ParsedAnswer(text, [], thoughts)
         parser = self._texts[request.index]

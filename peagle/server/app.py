@@ -86,8 +86,10 @@ class Api:
             several = body.parallel_tool_calls and body.tool_choice == "required"
             grammar = call_grammar(self.llm.tokenizer, forced, several)
             body.structured_outputs = schema.StructuredOutputs(grammar=grammar)
-        max_calls = None if body.parallel_tool_calls else 1
-        builder = ChatBuilder(self.llm.tokenizer, max_calls if tools else 0)
+        max_calls: int | None = 0
+        if tools:
+            max_calls = None if body.parallel_tool_calls else 1
+        builder = ChatBuilder(self.llm.tokenizer, max_calls)
 
         def token_ids() -> list[list[int]]:
             builder.prompt = conversation_ids(self.llm, body.messages, tools, body.template_args)

@@ -25,7 +25,8 @@ from peagle.model.template import check_template, check_template_args
 from peagle.model.thoughts import answer_template, find_thoughts
 from peagle.server.responses import Function, ToolCall
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"  # Hermes and Qwen write calls between them
+OPEN = "<tool_call>"  # Hermes and Qwen write calls between these
+CLOSE = "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
 MAX_CALLS = 8  # demanded of one answer: a small model does not end by itself
 

@@ -170,7 +170,8 @@ class Limits:
             fields = {"method": scope["method"], "path": path, **note}
             fields["seconds"] = round(time.monotonic() - began, 4)
             quiet = scope["path"] in (*OPEN, "/metrics") and note["status"] == 200
-            log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+            level = logging.DEBUG if quiet else logging.INFO
+            log.log(level, "request", extra={"fields": fields})
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """A `receive` that raises ApiError once a body is too long, or takes too long."""

@@ -130,7 +130,8 @@ class Worker:
         Raises what `make` raises, InputError when a request can never run, ApiError when there is
         no room for them.
         """
-        self._check_room(job.left, "prompt" if job.copies == 1 else "n")
+        field = "prompt" if job.copies == 1 else "n"
+        self._check_room(job.left, field)
         self._jobs.add(job)
         try:
             # Compiling a grammar may take seconds, which other requests do not wait for.
@@ -224,7 +225,8 @@ class Worker:
         for request in job.requests:
             if request.finish_reason is None and not request.output:
                 request.failure = self.too_late
-            self._engine.cancel(request, "length" if request.output else "error")
+            reason: Literal["length", "error"] = "length" if request.output else "error"
+            self._engine.cancel(request, reason)
 
     def _run(self) -> None:
         try:
@@ -251,7 +253,8 @@ class Worker:
         updates = list[tuple[Job, Update]]()
         for job, track in self._running:
             request = track.request
-            tokens, stats = track.tokens, track.stats
+            tokens = track.tokens
+            stats = track.stats
             self.metrics.observe(track)
             if job.traced:
                 track.trace(tokens, stats.rounds)

@@ -106,7 +106,7 @@ def test_settings(target: Path, heads: dict[str, Path], questions: Path, tmp_pat
 
 def test_page(measured: Path) -> None:
     page = measured.with_suffix(".html").read_text()
-    assert page.count("<svg") == 2 and "P-EAGLE" in page
+    assert page.count("<svg") == 1 and "P-EAGLE" in page
     assert "http://" not in page.replace("http://www.w3.org", "").replace(
         "http://purl.org", ""
     ).replace("http://creativecommons.org", "")  # noqa: E501

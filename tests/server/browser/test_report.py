@@ -50,7 +50,7 @@ def test_opened_from_a_file(
     shown.on("request", lambda request: asked.append(request.url))
     shown.goto(page)
     assert shown.locator("h1").inner_text() == "a-target · humaneval"
-    assert shown.locator("figure svg").count() == 3
+    assert shown.locator("figure svg").count() == 2
     for picture in shown.locator("figure svg").all():
         box = picture.bounding_box()
         assert box and box["width"] > 300 and box["height"] > 150
