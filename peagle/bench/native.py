@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from peagle.bench.run import Conversations, Load, OnTurns, by_conversation, play, play_once
+from peagle.bench.run import Conversations, Load, OnTurns, interleaved, play, play_once
 from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
@@ -155,7 +155,7 @@ def side_by_side(
     ways = {Drafting(): None, **drafters}
     used = {way: llm.use(drafter, **way.options) for way, drafter in ways.items()}
     results = [Result(Cell(way, 1, params.temperature)) for way in ways]
-    loads = by_conversation(results, [[prompt] for prompt in prompts])
+    loads = interleaved(results, [(n, [[prompt]]) for n, prompt in enumerate(prompts)])
     play(loads, lambda cell, _: Player(used[cell.drafting], params), on_load=on_load)
     return results
 

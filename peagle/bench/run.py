@@ -3,7 +3,7 @@
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -74,24 +74,18 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
     return possible
 
 
-def by_repeat(results: list[Result], conversations: Conversations, repeats: int) -> Iterator[Load]:
-    """Play all conversations in every cell, `repeats` times. The cells are interleaved and their
-    order rotates, so that noise of the machine affects all alike."""
-    for repeat in range(repeats):
-        turn = repeat * len(results) // repeats
-        for result in results[turn:] + results[:turn]:
-            yield Load(result, conversations)
-
-
-def by_conversation(results: list[Result], conversations: Conversations) -> Iterator[Load]:
-    """Play every conversation in each cell in turn; the order rotates from one to the next.
-
-    Few conversations are compared more fairly so than cell by cell.
+def interleaved(results: list[Result], parts: Sequence[tuple[int, Conversations]]) -> list[Load]:
+    """Every part in each cell in turn: the number of its first conversation, and all of them. The
+    order of the cells rotates from one part to the next, so that noise of the machine affects all
+    alike. Parts are repeats of all conversations, or single ones, which are compared more fairly.
     """
-    for number, turns in enumerate(conversations):
-        turn = number % len(results)
-        for result in results[turn:] + results[:turn]:
-            yield Load(result, [turns], number)
+    step = max(1, len(results) // len(parts))
+    loads = list[Load]()
+    for number, (first, conversations) in enumerate(parts):
+        turn = number * step % len(results)
+        rotated = results[turn:] + results[:turn]
+        loads += [Load(result, conversations, first) for result in rotated]
+    return loads
 
 
 def play(

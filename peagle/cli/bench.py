@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from peagle.bench.run import (
-    by_repeat,
     compare_files,
     environment,
+    interleaved,
     make_cells,
     play,
     report,
@@ -118,7 +118,7 @@ def run(
     here = f"{Path.cwd()}/"  # results do not name the clone's folder
     names = {method: head.name.removeprefix(here) for method, head in heads.items()}
     results = [Result(cell, names.get(cell.drafting.method)) for cell in cells]
-    loads = list(by_repeat(results, workload.conversations, repeats))
+    loads = interleaved(results, [(0, workload.conversations)] * repeats)
     found = {**environment(device_name()), "settings": about}
 
     def on_load() -> None:
