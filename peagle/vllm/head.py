@@ -54,9 +54,7 @@ class Needs(NamedTuple):
     """A head as vLLM runs it, by its config.json alone."""
 
     method: str
-    parallel: bool  # all draft tokens come from one forward
     k: int  # the depths it was trained for, else a default
-    layers: list[int]  # feature layers; empty: vLLM's default for the target
     since: Release  # the first that runs it
     below: str | None  # the first that does not run it any more
     environ: dict[str, str]  # variables that vLLM must see
@@ -89,9 +87,7 @@ def needs_of(keys: HeadKeys) -> Needs:
         parallel = METHODS[keys.method].parallel
         return Needs(
             method=keys.method,
-            parallel=parallel,
             k=keys.depths or UNKNOWN_DEPTHS,
-            layers=keys.layers,
             since=_since(keys),
             below=ALL_DRAFTED if _may_store_d2t(keys) else None,
             environ=V1_RUNNER if parallel or _hides_layers(keys) else {},
@@ -113,7 +109,9 @@ def _may_store_d2t(keys: HeadKeys) -> bool:
 
 
 def _since(keys: HeadKeys) -> Release:
-    flags, theirs, parallel = keys.flags, keys.speculators, METHODS[keys.method].parallel
+    flags = keys.flags
+    theirs = keys.speculators
+    parallel = METHODS[keys.method].parallel
     # A parallel head feeds nothing back.
     post_norm = flags["fc_norm"] or (flags["norm_output"] and not parallel)
     qwen3 = keys.sizes.get("model_type") == "qwen3"
