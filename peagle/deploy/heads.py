@@ -36,8 +36,8 @@ def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> 
         warn(f"{name} has no head: nothing will draft; name one with `head`")
         return Head()
     if method not in entry.heads:
-        why, fix = f"the catalog has no such head for {name}", "name one with `head`"
-        raise InputError(why, field="method", value=method, fix=fix)
+        why = f"the catalog has no such head for {name}"
+        raise InputError(why, field="method", value=method, fix="name one with `head`")
     known = entry.heads[method]
     if asked.method is None and method != METHODS[0] and known.source:
         public = f"the public {method} head {known.hub} drafts (source: {known.source})"
@@ -57,8 +57,8 @@ def _of_catalog(entry: Entry, method: str) -> Head:
 
 
 def _elsewhere(folder: Path | None) -> InputError:
-    why, fix = "other machines cannot read a folder", "upload it with `hf upload` and name its id"
-    return InputError(why, field="head", value=folder, fix=fix)
+    fix = "upload it with `hf upload` and name its id"
+    return InputError("other machines cannot read a folder", field="head", value=folder, fix=fix)
 
 
 def _named(head: str, method: str | None, entry: Entry, place: str, engine: str) -> Head:

@@ -36,7 +36,8 @@ def rendered(plan: Plan, form: str, namespace: str = "default", *, pinned: bool 
         why = f"runs vLLM only, and {plan.name} is served by the native engine"
         raise InputError(why, field="form", value=form, fix="choose manifests")
     if plan.max_replicas is not None and form != "stack":
-        why, fix = "only the stack is scaled", "leave it out, or scale by an object of your own"
+        why = "only the stack is scaled"
+        fix = "leave it out, or scale by an object of your own"
         raise InputError(why, field="max_replicas", value=plan.max_replicas, fix=fix)
     own = OWN_FIELDS.get(form, ())
     options = {name: value for name, value in plan.options.items() if name not in own}

@@ -137,8 +137,8 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
     engine: Engine = choices.engine or ("native" if packaged else "vllm")
     head = choose(name, entry, Head(choices.head, choices.method), place=place, engine=engine)
     if choices.k is not None and head == Head():
-        why, fix = f"{name} has no head", "name one with `head`"
-        raise InputError(why, field="k", value=choices.k, fix=fix)
+        why = f"{name} has no head"
+        raise InputError(why, field="k", value=choices.k, fix="name one with `head`")
     hardware = _hardware(name, entry, place, choices)
     if engine == "native" and hardware.gpus > 1:
         why = f"{name} takes {hardware.gpus} GPUs, and the native engine runs on one"
@@ -214,7 +214,8 @@ def _hardware(name: str, entry: Entry, place: str, choices: Choices) -> Hardware
 
 def _gpu(choices: Choices, place: str) -> str:
     """The named GPU, else that of the instance type, else the place's default."""
-    known, kind = facts().gpus, choices.instance_type
+    known = facts().gpus
+    kind = choices.instance_type
     if choices.gpu is not None and choices.gpu not in known:
         fix = f"choose one of {', '.join(known)}"
         raise InputError("is not a known type", field="gpu", value=choices.gpu, fix=fix)
@@ -290,12 +291,14 @@ def profile_flags(
         return {}
     why = None
     if engine == "native":
-        why, fix = "profiles are flags of vLLM", "set `engine` to vllm"
+        why = "profiles are flags of vLLM"
+        fix = "set `engine` to vllm"
     elif profile not in entry.profiles:
         why = f"{name} has no such profile"
         fix = f"choose {', '.join(entry.profiles)}" if entry.profiles else "it has none"
     elif profile in facts().gpus and gpu not in (None, profile):
-        why, fix = f"is for that GPU, not for {gpu}", f"set `gpu` to {profile}"
+        why = f"is for that GPU, not for {gpu}"
+        fix = f"set `gpu` to {profile}"
     if why is not None:
         raise InputError(why, field="profile", value=profile, fix=fix)
     return entry.profiles[profile]

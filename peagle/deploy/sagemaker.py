@@ -48,31 +48,34 @@ class Account:
 
     def __post_init__(self) -> None:
         if self.weights is not None and not re.fullmatch("s3://[^/]+/.+", self.weights):
-            why, fix = "is no folder on S3", "give s3://BUCKET/FOLDER/"
-            raise InputError(why, field="weights", value=self.weights, fix=fix)
+            fix = "give s3://BUCKET/FOLDER/"
+            raise InputError("is no folder on S3", field="weights", value=self.weights, fix=fix)
         if bool(self.subnets) != bool(self.security_groups):
-            why, fix = "subnets and security groups go together", "give both or neither"
-            raise InputError(why, field="subnets", value=list(self.subnets), fix=fix)
+            why = "subnets and security groups go together"
+            value = list(self.subnets)
+            raise InputError(why, field="subnets", value=value, fix="give both or neither")
 
 
 def template(plan: Plan, account: Account) -> str:
     """The stack's template, in YAML. Raises InputError for an image or a head that SageMaker cannot
     fetch."""
-    image, head = str(plan.image), plan.head or ""
+    image = plan.image
+    head = plan.head or ""
     aws_images = [each.name for each in facts().images if each.place == "sagemaker"]
     registries = facts().registries if image in aws_images else {}
     if registries and account.region not in (None, *registries):
-        why, fix = "AWS publishes no image of vLLM there", "choose another, or `image`"
+        why = "AWS publishes no image of vLLM there"
+        fix = "choose another, or `image`"
         raise InputError(why, field="region", value=account.region, fix=fix)
     if not registries and ".dkr.ecr." not in image:
-        why, fix = "SageMaker takes images from ECR only", "push it there"
-        raise InputError(why, field="image", value=image, fix=fix)
+        why = "SageMaker takes images from ECR only"
+        raise InputError(why, field="image", value=image, fix="push it there")
     # CloudFormation's models have one folder from S3 (no AdditionalModelDataSources in its schema
     # of 2026-10-20), so a head on S3 is that folder or lies in the target's.
     weights = account.weights and account.weights.rstrip("/") + "/"
     if weights and head.startswith("s3://") and not head.startswith(weights):
-        why, fix = "SageMaker copies one folder, the target's", f"copy it to {weights}head/"
-        raise InputError(why, field="head", value=head, fix=fix)
+        why = "SageMaker copies one folder, the target's"
+        raise InputError(why, field="head", value=head, fix=f"copy it to {weights}head/")
     values = {"plan": plan, "account": account, "registries": registries}
     return render("sagemaker.yaml.j2", shell=shlex.join, **values)
 

@@ -12,7 +12,8 @@ class TextStream:
     still become a stop string is held back, and so are bytes that may become a character."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...]) -> None:
-        self._tokenizer, self._stop = tokenizer.backend_tokenizer, stop
+        self._tokenizer = tokenizer.backend_tokenizer
+        self._stop = stop
         self._newest = list[int]()
         self._known = 0  # characters of their text that were taken into `_held`
         self._in_bytes = False  # the newest tokens are a run of byte tokens

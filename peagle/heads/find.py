@@ -95,8 +95,8 @@ def _object(location: str, name: str) -> bytes | None:
         import boto3  # noqa: PLC0415
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
     except ImportError as error:
-        why, fix = "S3 needs boto3", "pip install 'peagle[deploy]'"
-        raise InputError(why, field="head", value=location, fix=fix) from error
+        fix = "pip install 'peagle[deploy]'"
+        raise InputError("S3 needs boto3", field="head", value=location, fix=fix) from error
     bucket, _, prefix = location.removeprefix(S3).partition("/")
     key = f"{prefix.rstrip('/')}/{name}".lstrip("/")
     try:

@@ -37,7 +37,8 @@ def save_drafter(
     `vllm` and `speculators` need the embedding table: share the target's before exporting. Their
     tools do not read `torch.int8`: matrices as int8 rows with scales, all else in bfloat16.
     """
-    config, folder = drafter.config, Path(folder)
+    config = drafter.config
+    folder = Path(folder)
     dtype = dtype or drafter.norm.weight.dtype
     assert dialect == "native" or dtype != torch.int8, "int8 is for the native dialect only"
     tensors = _as_stored(_tensors_to_write(drafter, dialect), dtype)

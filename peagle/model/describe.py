@@ -193,7 +193,8 @@ def check_weights(config: Described, tensors: Mapping[str, Tensor]) -> None:
 
 def _shapes(config: Described) -> Iterator[tuple[str, list[int]]]:
     """Names and shapes of the weights that must be there."""
-    width, inner = config.hidden_size, config.intermediate_size
+    width = config.hidden_size
+    inner = config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     layer = {
