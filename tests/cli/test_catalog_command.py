@@ -17,16 +17,18 @@ def test_the_table_names_every_entry() -> None:
         assert name in shown
 
 
-def test_json_is_read_back_as_a_catalog(tmp_path: Path) -> None:
+def test_json_is_read_back_as_a_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--json` prints the fields of catalog.yaml."""
     rows = printed("catalog")
     assert [row["name"] for row in rows] == list(load_catalog())
     for row in rows:
         assert printed("catalog", "show", row["name"]) == row
     given = {row.pop("name"): _given(row) for row in rows}
+    packaged = load_catalog()
     file = tmp_path / "copy.yaml"
     file.write_text(yaml.safe_dump(given))
-    assert load_catalog(file) == load_catalog()
+    monkeypatch.setattr("peagle.catalog.PACKAGED", file)
+    assert load_catalog() == packaged
 
 
 def _given(value: object) -> object:
