@@ -5,6 +5,7 @@ Every checkpoint is a new folder, renamed into place when it is whole: whenever 
 killed, the newest one is good.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from peagle.files import sha256
 from peagle.model.drafter import Drafter
 from peagle.train.optimizer import Average
 from peagle.train.processes import gather
@@ -88,7 +88,8 @@ def save_checkpoint(
 
 def checksum(file: Path) -> str:
     """The line of a file in SHA256SUMS."""
-    return f"{sha256(file)}  {file.name}"
+    with file.open("rb") as opened:
+        return f"{hashlib.file_digest(opened, 'sha256').hexdigest()}  {file.name}"
 
 
 def append_line(file: Path, record: dict[str, object]) -> None:
