@@ -11,10 +11,10 @@ from peagle.data.example import Example
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.run import Completion
-from peagle.heads.load import rebuilt
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
+from peagle.train.processes import rebuilt
 from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.walk import HELD_OUT, Round, Walk, acceptance, hold_out, stats
@@ -82,9 +82,10 @@ def test_chains_equal_the_engine(
     window: int | None,
 ) -> None:
     """With a window that answers outgrow, too: training sees what slots see."""
-    config = trained[method].config
-    sizes = replace(config.transformer, sliding_window=window)
-    drafter = rebuilt(trained[method], replace(config, transformer=sizes)).eval()
+    head = trained[method]
+    sizes = replace(head.config.transformer, sliding_window=window)
+    config = replace(head.config, transformer=sizes)
+    drafter = rebuilt(head, config, head.state_dict()).eval()
     walk, accepted = Walk(target, documents), list[float]()
     for k in (1, 3, 7):
         rounds = walk.rounds(drafter, k)
