@@ -31,7 +31,7 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyP
         chat_template = "{{ messages }}"
 
     other = MistralCommonBackend()
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda **_: other)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: other)
     (tmp_path / "config.json").write_text("{}")
     with refused("target") as error:
         load_tokenizer(str(tmp_path))
