@@ -155,17 +155,13 @@ def test_foreign_files_are_left_alone(run: Path, target: Target, data: list[Exam
     assert attempt.progress.step == 6 and tree(run) == before
 
 
-def test_empty_checkpoint_folder(run: Path, target: Target, data: list[Example]) -> None:
-    (run / "checkpoints" / "step-00000007").mkdir()
+@pytest.mark.parametrize("name", ["step-00000007", "step-100000000"])
+def test_empty_folder(run: Path, target: Target, data: list[Example], name: str) -> None:
+    """Steps are ordered as numbers; names have no more than eight digits for a long time."""
+    (run / "checkpoints" / name).mkdir()
     line = refusal(run, target, data)
-    assert "step-00000007/progress.json: cannot be read" in line
+    assert f"{name}/progress.json: cannot be read" in line
     assert line.endswith(f"to resume from {NEWEST}")
-
-
-def test_steps_are_ordered_as_numbers(run: Path, target: Target, data: list[Example]) -> None:
-    """Names have no more than eight digits for a long time."""
-    (run / "checkpoints" / "step-100000000").mkdir()
-    assert "step-100000000/progress.json: cannot be read" in refusal(run, target, data)
 
 
 @pytest.mark.parametrize("name", ["", NEWEST, f"{NEWEST}/progress.json"])

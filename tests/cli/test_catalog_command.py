@@ -50,12 +50,6 @@ def test_show_has_everything_but_what_is_unknown() -> None:
     assert not {"folder", "others"} & head.keys() and None not in shown.values()
 
 
-def test_show_takes_a_hub_id() -> None:
-    by_name = invoke("catalog", "show", "gpt-oss-20b").stdout
-    assert invoke("catalog", "show", "openai/gpt-oss-20b").stdout == by_name
-    assert printed("catalog", "show", "openai/gpt-oss-20b")["name"] == "gpt-oss-20b"
-
-
 def test_entries_of_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(MINE))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from json_files import write_lines
+from json_files import read_lines, write_lines
 from runner import invoke, printed, save_target
 
 OTHER = (
@@ -76,7 +76,7 @@ def test_another_template_is_the_targets_own(
         invoke(*command, *how)
     assert invoke("chat", target, "--head", head, *SHORT, *how, stdin="the cat\n").stdout
     assert "chat template" in invoke("doctor", head, target, *how).stdout
-    [line] = [json.loads(text) for text in (tmp_path / "made.jsonl").read_text().splitlines()]
+    [line] = read_lines(tmp_path / "made.jsonl")
     raw = ("generate", target, start, "--raw", *SHORT)
     assert printed(*raw)["token_ids"] == line["answer_ids"] == printed(*generate, *how)["token_ids"]
 
@@ -130,14 +130,6 @@ def test_plain_text(bare: Path, plain_head: Path, files: dict[str, Path], tmp_pa
 def test_exact_tokens_need_no_template(bare: Path, answers: Path, tmp_path: Path) -> None:
     invoke("train", bare, "--data", answers, "--output", tmp_path / "run", *SMALL)
     assert recorded(tmp_path / "run" / "head") == ""
-
-
-def test_a_template_in_settings(target: Path, files: dict[str, Path], tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text(f"chat_template: {files['template']}\n")
-    how = ("--data", files["talks"], "--output", tmp_path / "run", *SMALL)
-    invoke("train", target, *how, "--config", config)
-    assert recorded(tmp_path / "run" / "head") == sha256(OTHER.encode()).hexdigest()[:16]
 
 
 def test_a_file_that_is_not_there_or_no_template(

@@ -78,11 +78,6 @@ def test_a_gpu_is_what_vllm_runs_on() -> None:
     assert resolve_engine("vllm", None, ["device"], "auto") == "vllm"
 
 
-def test_an_unknown_engine(target: Path) -> None:
-    with refused("engine"):
-        invoke("serve", target, "--engine", "vlm")
-
-
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_gpu_that_auto_selects_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert announced_device("cuda") == "cuda" and capsys.readouterr().err == ""

@@ -1,7 +1,6 @@
 """The documentation's commands run, in the order of their page, on tiny models under the names that
 pages use. Those that need more than this machine say so in a comment: `# needs`."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from json_files import write_lines
 from runner import SMALL, Refused, invoke
 from test_docs import FENCE, ROOT, calls
 
@@ -46,8 +46,8 @@ def folder(
 ) -> Path:
     """A folder with the models, prompts and heads that pages name."""
     for name in ("prompts", "questions"):
-        asked = [json.dumps({"turns": [f"the cat {number}"]}) for number in range(20)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(asked) + "\n")
+        asked = ({"turns": [f"the cat {number}"]} for number in range(20))
+        write_lines(tmp_path / f"{name}.jsonl", *asked)
     (tmp_path / "person.json").write_text('{"enum": ["Ann", "Bob"]}')
     for owner in ("my-org", "owner"):
         (tmp_path / owner).mkdir()

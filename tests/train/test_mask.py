@@ -1,5 +1,7 @@
 """The training mask equals its definition, dense and as FlexAttention's."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch._inductor.config as inductor
@@ -86,10 +88,13 @@ def random_qkv(tokens: int) -> list[Tensor]:
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
 def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> None:
     """Its forward runs on the CPU, uncompiled; its backward needs CUDA."""
-    elements, documents = elements_of(tokens, depths, seed)
+    assert_as_dense(*elements_of(tokens, depths, seed), flex_attention)
+
+
+def assert_as_dense(elements: Elements, documents: Tensor, kernel: Any) -> None:
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
     with torch.no_grad():
-        flex = FlexAttend(block_mask(elements, documents), flex_attention)(0, *qkv, spec)
+        flex = FlexAttend(block_mask(elements, documents), kernel)(0, *qkv, spec)
     dense = attention(*qkv, visible(elements, documents), spec)
     torch.testing.assert_close(flex, dense)
 
@@ -99,13 +104,7 @@ def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> Non
 def test_compiled_flex_attention_skips_blocks_rightly() -> None:
     """Only a compiled kernel goes by the blocks: the forward's runs on the CPU too."""
     elements, documents = elements_of(400, 8, 2)
-    documents = torch.zeros_like(documents)
-    qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
-    with torch.no_grad():
-        kernel = torch.compile(flex_attention)
-        flex = FlexAttend(block_mask(elements, documents), kernel)(0, *qkv, spec)
-    dense = attention(*qkv, visible(elements, documents), spec)
-    torch.testing.assert_close(flex, dense)
+    assert_as_dense(elements, torch.zeros_like(documents), torch.compile(flex_attention))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's backward needs CUDA")

@@ -50,19 +50,17 @@ def test_a_reserved_token_is_picked_first(tokenizer: PreTrainedTokenizerFast) ->
 
 
 def test_then_a_row_after_the_tokenizer() -> None:
-    tokenizer = words_tokenizer("<|spare|>", eos_token="<eos>")
-    assert pick_mask_token(tokenizer, 16) == len(tokenizer)
+    """Pad is not picked, whatever its name."""
+    spare = words_tokenizer("<|spare|>", eos_token="<eos>")
+    padded = words_tokenizer(pad_token="<|reserved|>", bos_token="<|mask_bos|>")
+    for tokenizer in (spare, padded):
+        assert pick_mask_token(tokenizer, 16) == len(tokenizer)
 
 
 def test_then_the_last_added_token() -> None:
     tokenizer = words_tokenizer("<|a|>", "<|b|>", eos_token="<eos>")
     picked = pick_mask_token(tokenizer, len(tokenizer))
     assert tokenizer.convert_ids_to_tokens(picked) == "<|b|>"
-
-
-def test_pad_is_not_picked_whatever_its_name() -> None:
-    tokenizer = words_tokenizer(pad_token="<|reserved|>", bos_token="<|mask_bos|>")
-    assert pick_mask_token(tokenizer, len(tokenizer) + 1) == len(tokenizer)
 
 
 def test_nothing_is_free() -> None:
