@@ -191,15 +191,6 @@ def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
     assert touched.any() and not touched.all()
 
 
-def test_nothing_supervised_gives_zero(target: Target) -> None:
-    drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=TOKENS)
-    trainee = Trainee(drafter, target, bf16=False)
-    output = run_target(target, sequence, drafter.config.feature_layers)
-    result = trainee(sequence, output, one_pass(sequence, all_elements(sequence)))
-    result.loss.backward()
-    assert (result.loss.item(), int(result.supervised.sum())) == (0.0, 0)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     """Every parameter gets a gradient, and the target none."""
