@@ -117,7 +117,8 @@ def scripted(*said: str, template: str = CHATML, context: int = 4096) -> Any:
         return [Completion(text, each, "stop", Stats(), []) for text, each in done]
 
     llm = answering(tokenizer, context, lambda *given: enumerate(generate(*given)))
-    vars(llm.target).update(end_tokens={tokenizer.eos_token_id}, tokenizer=tokenizer, name="script")
+    llm.target.name, llm.target.tokenizer = "scripted", tokenizer
+    llm.target.end_tokens = {tokenizer.eos_token_id}
     llm.generate, llm.asked = generate, asked
     return llm
 
