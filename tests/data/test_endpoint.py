@@ -95,6 +95,7 @@ def test_every_record_is_one_line(server: ChatServer, tmp_path: Path, workers: i
     output = tmp_path / "new" / "out.jsonl"
     assert ask(server, output, workers=workers) == Report(9, 0, 0, [])
     check(output)
+    assert ask(server, output).answers == 0, "again, nothing is left to ask"
     assert len(server.bodies) == 9
     examples = read_examples(output, make_tokenizer(), 256)
     assert len(examples) == len(TURNS)
