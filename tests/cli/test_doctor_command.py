@@ -30,7 +30,7 @@ def test_a_damaged_head_exits_1(target: Path, heads: dict[str, Path], tmp_path: 
     change_json(head / "config.json", ptd_token_id=40)
     done = CliRunner().invoke(app, ["doctor", str(head), str(target)])
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[-1].startswith("mask token: mask_token_id 40: is an ordinary")
+    assert done.stdout.splitlines()[-1].startswith("mask token: ptd_token_id 40: is an ordinary")
     done = CliRunner().invoke(app, ["doctor", str(head), str(target), "--json"])
     assert done.exit_code == 1
     report = json.loads(done.stdout)

@@ -94,7 +94,7 @@ def test_flex_attention_inside_compiled_layers(
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
     kernel = compiler(flex.flex_attention, dynamic=True)
 
-    def attend(elements: Elements, documents: Tensor, dtype: torch.dtype) -> FlexAttend:
+    def attend(elements: Elements, documents: Tensor, *_: Any, **__: Any) -> FlexAttend:
         return FlexAttend(block_mask(elements, documents), kernel)
 
     monkeypatch.setattr(passes, "_attend", attend)
