@@ -225,8 +225,6 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
         for args, begin in (
             ((target, "--engine", "vlm"), "--engine 'vlm': "),
             ((target, "--", "--swap"), "vllm_flags '--swap': "),
-            ((*engine, "--quantize", "int8"), "--quantize: "),
-            ((*engine, "--device", "cpu"), "--device: "),
             ((*engine, "--max-queue", 3), "--max-queue: "),
             ((*engine, "--host", "0.0.0.0"), "--host '0.0.0.0': "),
             ((*engine, "--port", port), f"--port {port}: "),
