@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.files import check_folder, writing
 from peagle.shown import model_name
+
+if TYPE_CHECKING:
+    from peagle.heads.find import Head
 
 COLUMNS = (
     "method", "drafts", "load", "tok/s", "×", "95 %", "nodes", "AL", "TTFT", "TPOT", "same",
@@ -82,7 +85,6 @@ def run(
     from peagle.bench import report as pages
     from peagle.bench.native import Player, device_name
     from peagle.bench.workload import read_workload
-    from peagle.heads.find import Head, find_head
 
     check_at_least(1, repeats=repeats, limit=limit)
     pages.check()  # before hours of measuring
@@ -94,13 +96,7 @@ def run(
     settings = _settings(k, nodes, not model.no_lookup)
     cells = make_cells(methods.split(","), settings, users, heats)
     workload = read_workload(dataset, limit)
-    named = {"eagle3": eagle3, "p-eagle": p_eagle}
-    heads = dict[str, Head]()
-    for method in dict.fromkeys(cell.drafting.method for cell in cells):
-        field = method.replace("-", "_")
-        head = find_head(target, named.get(method), method, field=field)
-        if head is not None:
-            heads[method] = head
+    heads = _heads(target, {"eagle3": eagle3, "p-eagle": p_eagle}, cells)
     about = {
         "target": model_name(target), "dtype": model.dtype, "quantize": model.quantize,
         "dataset": workload.name, "turns_sha256": workload.digest,
@@ -129,6 +125,19 @@ def run(
         task = bar.add_task("", total=len(loads))
         play(loads, opened, on_load)
     _show(report(results, found), output)
+
+
+def _heads(target: str, named: dict[str, str | None], cells: list[Cell]) -> dict[str, "Head"]:
+    """The head of every method that drafts by one: as named, or the catalog's."""
+    from peagle.heads.find import find_head
+
+    heads: dict[str, Head] = {}
+    for method in dict.fromkeys(cell.drafting.method for cell in cells):
+        field = method.replace("-", "_")
+        head = find_head(target, named.get(method), method, field=field)
+        if head is not None:
+            heads[method] = head
+    return heads
 
 
 def _show(found: dict[str, Any], output: Path) -> None:

@@ -3,10 +3,13 @@
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import typer
 import yaml
 from rich.text import Text
@@ -28,10 +31,10 @@ from peagle.cli.common import (
 from peagle.cli.options import App, Fields, check_at_least, with_flags
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
-from peagle.data.records import is_hub_name
+from peagle.data.example import Example
+from peagle.data.records import is_hub_name, read_records
 from peagle.data.regenerate import Report
 from peagle.data.regenerate import regenerate as run_regenerate
-from peagle.data.show import nth_record, pieces, summarize
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -39,6 +42,8 @@ from peagle.errors import InputError, first_line
 from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
+PERCENTILES = (0, 10, 50, 90, 99, 100)  # of the lengths of documents
+MAX_REASONS = 5  # records that cannot be used, shown by `data show`
 MODEL = Fields("head", "chat_template", "dtype", "device")
 TemplateArgsOption = Annotated[
     list[str] | None,
@@ -234,3 +239,59 @@ def _show_record(
             typer.echo(f"--- {counts['tokens']} tokens, {trained}{cut}")
     if as_json:
         typer.echo(json.dumps({"documents": shown}, ensure_ascii=False))
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens that are all supervised, or all not."""
+
+    text: str
+    supervised: bool
+
+
+def summarize(
+    path: Path, tokenizer: PreTrainedTokenizerBase, max_length: int | None = None
+) -> dict[str, Any]:
+    """Read a data file as training does, and count: records and the documents that can be trained
+    on, their tokens and answer tokens, those that are cut, percentiles of their lengths before the
+    cut, unusable records and the first reasons.
+
+    Raises InputError for a line that is not JSON, or a conversation without a chat template.
+    """
+    counts = dict.fromkeys(("records", "documents", "tokens", "answer_tokens", "cut"), 0)
+    lengths: list[int] = []
+    reasons: list[str] = []
+    for record in read_records(path):
+        counts["records"] += 1
+        if "answer_ids" not in record:
+            check_template(tokenizer)  # it is not the record that is at fault
+        try:
+            documents = documents_of(record, tokenizer, max_length)
+        except InputError as error:
+            reasons.append(f"record {counts['records']}: {error}")
+            continue
+        for whole, used in documents:
+            lengths.append(len(whole.ids))
+            counts["documents"] += 1
+            counts["cut"] += len(used.ids) < len(whole.ids)
+            counts["tokens"] += len(used.ids)
+            counts["answer_tokens"] += sum(used.supervised)
+    if not counts["records"]:
+        raise InputError("no records: the file is empty", value=path)
+    ranked = np.percentile(lengths or [0], PERCENTILES, method="nearest").tolist()
+    shares = {f"p{percent}": n for percent, n in zip(PERCENTILES, ranked, strict=True)}
+    found = {"lengths": shares, "unusable": len(reasons), "reasons": reasons[:MAX_REASONS]}
+    return counts | found
+
+
+def nth_record(path: Path, number: int) -> dict[str, Any]:
+    """Return record `number` of a file, counted from 1 as errors do."""
+    for record in islice(read_records(path), number - 1, None):
+        return record
+    raise InputError(f"{path} has fewer records", field="record", value=number)
+
+
+def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+    """Split a document's text, special tokens included, where supervision begins or ends."""
+    pairs = zip(example.ids, example.supervised, strict=True)
+    for supervised, run in groupby(pairs, key=lambda pair: pair[1]):
+        yield Piece(tokenizer.decode([token for token, _ in run]), supervised)

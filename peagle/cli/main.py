@@ -34,22 +34,7 @@ COMMANDS = {
     "deploy": ("deploy:app", "Deploy", "Serve a model here, on Kubernetes or on SageMaker."),
     "export": ("models:export_app", "Deploy", "Write a head for vLLM or for speculators."),
 }
-GONE = {  # commands and options of earlier versions, and what does it now
-    "push": "`hf upload OWNER/NAME FOLDER` publishes a head with its model card",
-    "bench --pass-at-1": "output equals the target's, so its pass@1 is the target's; "
-    "lm-eval and EvalPlus measure it through `peagle serve`",
-    "catalog --catalog": "$PEAGLE_CATALOG names a file of your own",
-    "deploy --catalog": "$PEAGLE_CATALOG names a file of your own",
-    "bench --lookup": "--no-lookup turns it off; benchmarks/trees.py compares both",
-    "bench --rate": "`vllm bench serve --request-rate` measures `peagle serve` so",
-    "bench --random-weights": "benchmarks/random_weights.py measures large shapes",
-    "bench --url": "`vllm bench serve` measures a running server, ours too",
-    "bench --engine": "`peagle serve --engine vllm` runs vLLM, `vllm bench serve` measures it",
-    "bench --vllm-python": "`peagle serve --engine vllm` takes it, `vllm bench serve` measures",
-    "doctor --vllm-python": "`make test-vllm` compares heads with vLLM, token by token",
-    "train --loss": "KL divergence is the only loss",
-    "train --floor": "--ratio alone sets the number of elements that a depth keeps",
-}
+HERE = Path(__file__).parent
 
 
 def load_command(name: str) -> Any:
@@ -59,15 +44,16 @@ def load_command(name: str) -> Any:
 
 def first_screen() -> str:
     """The text that `peagle` without a command prints: the commands that most people need first."""
-    return Path(__file__).with_name("first_screen.txt").read_text()
+    return (HERE / "first_screen.txt").read_text()
 
 
 def check_gone(command: str, *arguments: str) -> None:
     """Raise InputError for a removed command or option, with what does it now."""
+    gone = dict(line.split(": ", 1) for line in (HERE / "gone.txt").read_text().splitlines())
     options = [f"{command} {argument.partition('=')[0]}" for argument in arguments]
     for name in (command, *options):
-        if name in GONE:
-            raise InputError("was removed", field=name, fix=GONE[name])
+        if name in gone:
+            raise InputError("was removed", field=name, fix=gone[name])
 
 
 class _LazyGroup(TyperGroup):

@@ -8,8 +8,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from peagle.data.chat import ROLES
@@ -21,35 +23,10 @@ from peagle.server.responses import ApiError
 NEAR = 0.8  # difflib's ratio: "temprature" is near "temperature", "metadata" is near nothing
 MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
 IGNORED = {"add_special_tokens", "models"}  # fields of other servers, although near to a known one
-LEAVE_OUT = "leave it out"
 # Fields of Generation that SamplingParams has under the same name and in the same form.
 SAME = {"temperature", "top_p", "min_p", "seed", "ignore_eos", "n"}
 SAME |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
-# Field: (values that change nothing, why it is refused, the fix).
-REFUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
-    "echo": ((False,), "prompts are not repeated", LEAVE_OUT),
-    "suffix": (("",), "text is only continued", LEAVE_OUT),
-    "best_of": ((1,), "answers are not ranked", "use n"),
-    "use_beam_search": ((False,), "there is no beam search", LEAVE_OUT),
-    "prompt_logprobs": ((), "only answers have log-probabilities", LEAVE_OUT),
-    "min_tokens": ((0,), "is not supported", LEAVE_OUT),
-    "bad_words": (([],), "is not supported", "use logit_bias"),
-    "allowed_token_ids": (([],), "is not supported", "use logit_bias"),
-    "logits_processors": (([],), "is not supported", LEAVE_OUT),
-    "include_stop_str_in_output": ((False,), "stop strings are cut", LEAVE_OUT),
-    "skip_special_tokens": ((True,), "special tokens have no text", LEAVE_OUT),
-    "truncate_prompt_tokens": ((), "prompts are not cut", "shorten them"),
-    "continue_final_message": ((False,), "an answer begins anew", LEAVE_OUT),
-    "add_generation_prompt": ((True,), "an answer always follows", LEAVE_OUT),
-    "chat_template": ((), "it is chosen when the server starts", LEAVE_OUT),
-    "functions": (([],), "is deprecated", "use tools"),
-    "function_call": (("none", "auto"), "is deprecated", "use tool_choice"),
-    "modalities": ((["text"],), "answers are text", LEAVE_OUT),
-    "audio": ((), "answers are text", LEAVE_OUT),
-    "web_search_options": ((), "there is no web search", LEAVE_OUT),
-}
-for kind in ("json", "regex", "choice", "grammar"):
-    REFUSED[f"guided_{kind}"] = ((), "is deprecated", "use structured_outputs")
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -92,9 +69,11 @@ class Body(BaseModel):
         data = {name: value for name, value in data.items() if value is not None}
         for name, value in data.items():
             _check_json(name, value)
-        for name, (harmless, why, fix) in REFUSED.items():
-            if name in data and name not in cls.model_fields and data[name] not in harmless:
-                raise InputError(why, field=name, value=data[name], fix=fix)
+        for name, entry in REFUSED.items():
+            harmless = name not in data or data[name] in entry.get("harmless", ())
+            if not harmless and name not in cls.model_fields:
+                fix = entry.get("fix", "leave it out")
+                raise InputError(entry["why"], field=name, value=data[name], fix=fix)
         known = {field.alias or name for name, field in cls.model_fields.items()} | set(REFUSED)
         unknown = [name for name in data if name not in known | IGNORED and len(name) <= MAX_NEAR]
         for name in unknown[:MAX_NEAR]:

@@ -7,9 +7,9 @@ from json_files import write_lines
 from refusals import refused
 from tiny import make_tokenizer
 
+from peagle.cli.data import nth_record, pieces, summarize
 from peagle.data.chat import encode_documents
 from peagle.data.dataset import documents_of, read_examples
-from peagle.data.show import nth_record, pieces, summarize
 
 TOKENIZER = make_tokenizer()
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on\nthe mat"}]
