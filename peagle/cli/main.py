@@ -141,7 +141,8 @@ def in_a_line(error: Exception) -> str:
     """The line of an error; an OSError names its file and the fix."""
     from peagle.files import cache_fix, unusable
 
-    text = str(unusable(error) if isinstance(error, OSError) else error)
+    shown = unusable(error) if isinstance(error, OSError) else error
+    text = str(shown)
     fix = cache_fix(text) if isinstance(error.__cause__, OSError) else ""
     return text if fix in text else f"{text}; {fix}"
 

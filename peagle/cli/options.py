@@ -91,7 +91,9 @@ def group_with_default(command: str) -> type[TyperGroup]:
     class Group(TyperGroup):
         def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
             named = args[0] in (*self.commands, "--help") if args else self.no_args_is_help
-            return super().parse_args(ctx, args if named else [command, *args])
+            if not named:
+                args = [command, *args]
+            return super().parse_args(ctx, args)
 
     return Group
 

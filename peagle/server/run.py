@@ -111,7 +111,8 @@ def log_to_stderr() -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        logger.setLevel(logging.INFO if name == "peagle" else logging.WARNING)
+        level = logging.INFO if name == "peagle" else logging.WARNING
+        logger.setLevel(level)
 
 
 def check_host(host: str, api_key: str | None, allow_no_key: bool) -> None:
