@@ -13,19 +13,11 @@ from runner import SMALL, Refused, invoke
 from test_docs import FENCE, ROOT, calls
 
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-NEEDS = re.compile(r"^# needs .*|^(?:.*\\\n)*.*(?:# needs |--engine vllm|--url ).*$", re.MULTILINE)
+NEEDS = re.compile(r"^# needs .*|^(?:.*\\\n)*.*(?:# needs |--engine vllm).*$", re.MULTILINE)
 HEREDOC = re.compile(r"<<'END'\n.*?^END$", re.DOTALL | re.MULTILINE)
-HERE = (
-    "peagle",
-    "python",
-    "export",
-    ".",
-    "mv",
-    "echo",
-    "make",
-    "taskset",
-    "END",
-)  # at hand in a clone
+HERE = (  # at hand in a clone
+    "peagle", "python", "export", ".", "mv", "echo", "make", "taskset", "END",
+)  # fmt: skip
 ENDLESS = ("serve", "chat")
 OTHERS = (["deploy", "invoke"], ["bench", "compare"])  # of a running server, of two reports
 SHORTER = {
@@ -83,8 +75,6 @@ def made_before(folder: Path, page: str, head: Path, answers: Path) -> None:
     if page in GUIDES:
         (folder / "runs").mkdir()
         (folder / "runs" / "mine").symlink_to(head.parent)
-        if page == "docs/troubleshooting.md":
-            (folder / "exported").symlink_to(head)
         shutil.copy(answers, folder / "answers.jsonl")
 
 
