@@ -23,6 +23,7 @@ FOLDER = Path(__file__).parent / "figures"
 HEAD = Path(__file__).parents[1] / "heads" / "smollm2-135m-p-eagle"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PROMPT = "Write a Python function that reverses a list."
+TOKENS = "192"
 WIDTH, HEIGHT = 1120, 760  # of the window, in CSS pixels
 SHRINK = 0.75  # of the picture
 HOLD = 3.0  # seconds that the result stays
@@ -53,6 +54,7 @@ def race(page: Page, url: str) -> list[Picture]:
     page.goto(url)
     page.click("#tab-race")
     page.fill("#race-prompt", PROMPT)
+    page.select_option("#race-tokens", TOKENS)
     page.click("#race-start")
     page.wait_for_selector("#replay:not([hidden])", timeout=120_000)
     page.evaluate("document.getElementById('race-form').scrollIntoView()")
