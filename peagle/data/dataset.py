@@ -8,7 +8,6 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any, TypeGuard, TypeVar
@@ -40,7 +39,7 @@ from peagle.paths import cache_dir
 
 LEFT_OUT = "left_out.json"  # warnings about records that were left out
 ANSWER: Message = {"role": "assistant", "content": "answer"}
-FILE = 4096  # documents of a file: read as lists, they fit the memory
+FILE = 1 << 20  # tokens of a file: read as lists, they fit the memory
 T = TypeVar("T")
 
 
@@ -177,15 +176,28 @@ def _keep(folder: Path, examples: Iterator[Example]) -> None:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", InputWarning)
-            for number in count():
-                if not (some := list(islice(examples, FILE))):
-                    break
+            for number, some in enumerate(_files(examples)):
                 save_file(tensors_of(some), made / f"{number:05d}.safetensors")
         texts = [str(each.message) for each in caught if each.category is InputWarning]
         (made / LEFT_OUT).write_text(json.dumps(texts))
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _files(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    """Yield the documents of each file."""
+    some = list[Example]()
+    tokens = 0
+    for example in examples:
+        some.append(example)
+        tokens += len(example.ids)
+        if tokens >= FILE:
+            yield some
+            some = []
+            tokens = 0
+    if some:
+        yield some
 
 
 def documents_of(

@@ -30,6 +30,7 @@ class Part:
     def __init__(self, path: Path) -> None:
         """Raises InputError when the file cannot be read."""
         self.path = path
+        self.tensors = dict[str, Tensor]()
         try:
             self.file: Any = safe_open(path, framework="pt")
         except (OSError, SafetensorError) as error:
@@ -44,12 +45,14 @@ class Part:
         return len(self.bounds) - 1
 
     def tensor(self, name: str) -> Tensor:
-        """Return a tensor, mapped: its rows are read when they are used."""
-        try:
-            found: Tensor = self.file.get_tensor(name)
-        except SafetensorError as error:
-            raise self.bad(f"cannot be read ({error})") from error
-        return found
+        """Return a tensor, mapped: its rows are read when they are used. safetensors is asked once,
+        as it loses memory whenever it is."""
+        if name not in self.tensors:
+            try:
+                self.tensors[name] = self.file.get_tensor(name)
+            except SafetensorError as error:
+                raise self.bad(f"cannot be read ({error})") from error
+        return self.tensors[name]
 
     def example(self, document: int) -> Example:
         """Return a document, counted from 0 in the file."""

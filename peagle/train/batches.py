@@ -1,6 +1,7 @@
 """The documents of each optimizer step: a function of (seed, epoch) alone, so that a resumed run
 and any number of processes see the same ones."""
 
+from array import array
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -33,12 +34,20 @@ class PackedDocuments(NamedTuple):
         return torch.searchsorted(self.documents, self.documents)
 
 
+class Epoch(NamedTuple):
+    """Documents of an epoch, and where each sequence of them begins and the last one ends."""
+
+    documents: "array[int]"
+    bounds: "array[int]"
+
+
 class Batches:
     """The endless stream of sequences, each one document or several packed into `pack` tokens."""
 
     def __init__(self, data: Examples, *, batch: int, pack: int | None, seed: int) -> None:
         self.data = data
-        self.lengths = [len(example.ids) for example in data]  # read once: `data` may be on a disk
+        # Read once: `data` may be on a disk.
+        self.lengths = array("q", (len(example.ids) for example in data))
         self.batch = batch
         self.pack = pack
         self.seed = seed
@@ -52,7 +61,9 @@ class Batches:
     def sequence(self, number: int) -> PackedDocuments:
         """Sequence `number` of the stream."""
         epoch = self._epoch_of(number)
-        numbers = self._epoch(epoch)[number - self._starts[epoch]]
+        order, bounds = self._epoch(epoch)
+        at = number - self._starts[epoch]
+        numbers = sorted(order[bounds[at] : bounds[at + 1]])
         documents = [self.data[i] for i in numbers]
         lengths = torch.tensor([self.lengths[i] for i in numbers])
         ids = torch.tensor([token for d in documents for token in d.ids])
@@ -61,23 +72,26 @@ class Batches:
 
     def steps(self, epochs: int) -> int:
         """Optimizer steps of the first `epochs` epochs."""
-        return -(-sum(len(self._epoch(epoch)) for epoch in range(epochs)) // self.batch)
+        sequences = sum(len(self._epoch(epoch).bounds) - 1 for epoch in range(epochs))
+        return -(-sequences // self.batch)
 
     def _epoch_of(self, number: int) -> int:
         while self._starts[-1] <= number:
-            self._starts.append(self._starts[-1] + len(self._epoch(len(self._starts) - 1)))
+            sequences = len(self._epoch(len(self._starts) - 1).bounds) - 1
+            self._starts.append(self._starts[-1] + sequences)
         return next(i for i, start in enumerate(self._starts) if start > number) - 1
 
-    def _plan(self, epoch: int) -> list[list[int]]:
-        """Documents of every sequence of an epoch, packed in a random order; in a sequence they are
-        sorted by number."""
+    def _plan(self, epoch: int) -> Epoch:
+        """Pack the documents in a random order."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        plan = list[list[int]]()
+        shuffled = torch.randperm(len(self.data), generator=generator)
+        order = array("q", shuffled.numpy().tobytes())
+        bounds = array("q")
         filled = 0
-        for index in torch.randperm(len(self.data), generator=generator).tolist():
-            if self.pack is None or not plan or filled + self.lengths[index] > self.pack:
-                plan.append([])
+        for at, index in enumerate(order):
+            if self.pack is None or not bounds or filled + self.lengths[index] > self.pack:
+                bounds.append(at)
                 filled = 0
-            plan[-1].append(index)
             filled += self.lengths[index]
-        return [sorted(numbers) for numbers in plan]
+        bounds.append(len(order))
+        return Epoch(order, bounds)

@@ -15,6 +15,7 @@ from peagle.data.dataset import mixed, read_examples
 from peagle.data.documents import Documents
 from peagle.data.example import Example
 from peagle.errors import InputWarning
+from peagle.train.batches import Batches
 
 TOKENIZER = make_tokenizer()
 DOCUMENTS = [
@@ -63,14 +64,14 @@ def test_a_file_is_tokenised_once(tmp_path: Path, tokenised: list[Any]) -> None:
 
 
 def test_several_files_are_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "FILE", 2)
+    monkeypatch.setattr(dataset, "FILE", 1)
     files = [
         write(tmp_path / name, part)
         for name, part in zip("ab", (DOCUMENTS[:3], DOCUMENTS[3:]), strict=True)
     ]
     read = [read_examples(file, TOKENIZER, 99) for file in files]
     whole = Documents([part for each in read for part in each.parts])
-    assert len(whole.parts) == 5
+    assert len(whole.parts) == len(DOCUMENTS)
     assert list(whole) == DOCUMENTS
     some = whole.only([7, 0, 3]).only([2, 0])
     assert list(some) == [DOCUMENTS[3], DOCUMENTS[7]]
@@ -93,6 +94,44 @@ def test_a_process_holds_no_tokens(tmp_path: Path) -> None:
     assert tokens == 200_000 == sum(len(example.ids) for example in lists)
     assert held < tokens
     assert as_lists > 16 * tokens
+
+
+@pytest.mark.parametrize("pack", [None, 4096])
+def test_an_epoch_holds_a_few_bytes_of_each_document(tmp_path: Path, pack: int | None) -> None:
+    """However long documents are."""
+
+    def held(count: int, length: int) -> int:
+        made = Example([1] * length, [False] * 2 + [True] * (length - 2))
+        documents = read_examples(write(tmp_path / "d", [made] * count), TOKENIZER, 4096)
+        tracemalloc.start()
+        try:
+            batches = Batches(documents.only(range(count)), batch=1, pack=pack, seed=0)
+            batches.sequence(batches.steps(1) - 1)
+            return tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+
+    short, long, more = held(500, 40), held(500, 400), held(1500, 40)
+    assert abs(long - short) < 5000
+    assert more - short < 1000 * 48  # four arrays, and what these have in reserve
+
+
+def test_a_file_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not grow with a file, however long its documents are."""
+    monkeypatch.setattr(dataset, "FILE", 20_000)
+
+    def peak(count: int, length: int) -> int:
+        made = Example([1] * length, [False] * 2 + [True] * (length - 2))
+        file = write(tmp_path / "d", [made] * count)
+        tracemalloc.start()
+        try:
+            read_examples(file, TOKENIZER, 4096)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(120, 2000) < 1.2 * peak(30, 2000)
+    assert peak(30, 2000) < 2 * peak(300, 200)
 
 
 def test_what_is_left_out_is_told_at_every_start(tmp_path: Path, tokenised: list[Any]) -> None:
