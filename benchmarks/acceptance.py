@@ -1,19 +1,24 @@
 """Acceptance length of both heads on HumanEval and MT-Bench, by K and draft position.
 
     python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
+    python benchmarks/acceptance.py --mt-bench FILE.jsonl --trees --output FILE
     python benchmarks/acceptance.py --context 150,1000,4000,8000 --limit 4 --k 7 [--output FILE]
 
-Greedy, chat template, every turn. Each (data set, K, head) is one row, written at once. A second
-call measures only the rows that are missing or have other settings or another head. With --context
-HumanEval problems follow other ones, up to that number of tokens of context.
+Greedy, chat template, every turn. Each (data set, drafts, head) is one row, written at once. A
+second call measures only the rows that are missing or have other settings or another head. --trees
+measures trees of 12 nodes, with lookup and without, in place of chains. With --context HumanEval
+problems follow other ones, up to that number of tokens of context, and heads are also measured
+without their window. Intervals of 95 % are a bootstrap over conversations.
 """
 
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from common import (
     PROBLEMS,
     TARGET,
@@ -27,13 +32,23 @@ from common import (
     write_json,
 )
 
-from peagle.bench.native import measure_acceptance
-from peagle.cli.common import progress_bar
+from peagle.bench.summary import DRAWS, acceptance_row
+from peagle.data.chat import prompt_ids
 from peagle.data.dataset import read_prompts
+from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
+from peagle.heads.load import rebuilt
+from peagle.model.drafter import Drafter
 
 Conversations = list[list[str]]  # user turns
+TREES = [
+    Drafting("p-eagle", "tree", 12),
+    Drafting("p-eagle", "tree", 12, lookup=True),
+    Drafting("eagle3", "tree", 12, lookup=True),
+]
+NO_WINDOW = ", no window"  # in the names of data sets: the heads see all of the context
 LONGEST = {"HumanEval": 512, "MT-Bench": 256}  # tokens of an answer; MT-Bench asks twice
 
 
@@ -41,17 +56,15 @@ class Cell(NamedTuple):
     """Key of a row in the table."""
 
     dataset: str
-    k: int
-    method: str
+    drafting: Drafting
 
 
 def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
     """User turns of the conversations, by data set."""
     problems = human_eval()
     if args.context:
-        return {
-            f"after {count} tokens": after(problems, args.limit, count) for count in args.context
-        }
+        each = {f"after {n} tokens": after(problems, args.limit, n) for n in args.context}
+        return each | {name + NO_WINDOW: turns for name, turns in each.items()}
     found = {"HumanEval": [[question] for question in problems[: args.limit]]}
     if args.mt_bench:
         found["MT-Bench"] = read_prompts(args.mt_bench)[: args.limit]
@@ -79,36 +92,80 @@ def settings(
     }
 
 
+def without_window(llm: LLM, folder: Path) -> Drafter:
+    """A head that sees its whole context."""
+    drafter = llm.load_head(folder)
+    sizes = replace(drafter.config.transformer, sliding_window=None)
+    return rebuilt(drafter, replace(drafter.config, transformer=sizes)).eval()
+
+
+def answer(llm: LLM, conversations: Conversations, max_tokens: int) -> list[Stats]:
+    """Answer every turn; later ones see the earlier answers. Statistics of each conversation."""
+    found = [Stats() for _ in conversations]
+    spoken: list[list[dict[str, str]]] = [[] for _ in conversations]
+    for turn in range(max(map(len, conversations))):
+        open_ = [number for number, turns in enumerate(conversations) if turn < len(turns)]
+        for number in open_:
+            spoken[number].append({"role": "user", "content": conversations[number][turn]})
+        prompts = [prompt_ids(llm.tokenizer, spoken[number]) for number in open_]
+        answers = llm.generate(prompts, SamplingParams(max_tokens=max_tokens))
+        for number, said in zip(open_, answers, strict=True):
+            spoken[number].append({"role": "assistant", "content": said.text})
+            found[number] += said.stats
+    return found
+
+
+def interval(above: list[int], below: list[int]) -> list[float]:
+    """95 % interval of a ratio of sums over conversations."""
+    draws = np.random.default_rng(0).integers(len(above), size=(DRAWS, len(above)))
+    ratios = np.array(above)[draws].sum(1) / np.array(below)[draws].sum(1)
+    return [round(float(edge), 4) for edge in np.quantile(ratios, [0.025, 0.975])]
+
+
 def measure(llm: LLM, cell: Cell, conversations: Conversations, max_tokens: int) -> dict[str, Any]:
     """Measure one row."""
     started = time.perf_counter()
-    with progress_bar(f"{cell.dataset} {cell.method} K = {cell.k}") as bar:
-        task = bar.add_task("", total=sum(map(len, conversations)))
-        params = SamplingParams(max_tokens=max_tokens)
-        found = measure_acceptance(llm, conversations, params, lambda n: bar.advance(task, n))
-    seconds = round(time.perf_counter() - started, 1)
-    return {**cell._asdict(), **found, "seconds": seconds, **environment()}
+    each = answer(llm, conversations, max_tokens)
+    rounds = [stats.rounds for stats in each]
+    accepted = [stats.rounds + sum(stats.accepted) for stats in each]
+    forwards = [stats.forwards for stats in each]
+    tokens = [stats.tokens for stats in each]
+    return {
+        "dataset": cell.dataset,
+        **cell.drafting.row,
+        **acceptance_row(sum(each, Stats())),
+        "acceptance_length_95": interval(accepted, rounds),
+        "tokens_per_forward_95": interval(tokens, forwards),
+        "rounds": sum(rounds),
+        "seconds": round(time.perf_counter() - started, 1),
+        **environment(),
+    }
 
 
 def show(row: dict[str, Any]) -> None:
     """Print one row."""
     shares = " ".join(f"{share:.3f}" for share in row["accepted_per_position"])
-    name = f"{row['dataset']:9} {row['method']:7} K = {row['k']}"
-    print(f"{name}  AL {row['acceptance_length']:.3f}  per position {shares}", flush=True)
+    name = f"{row['dataset']:9} {row['method']:7} {Drafting.from_row(row)}"
+    per_forward = row["tokens_per_forward"]
+    print(f"{name}  AL {row['acceptance_length']:.3f}  a forward {per_forward:.3f}  {shares}")
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure the cells that are missing."""
     folders = heads(args)
     before = json.loads(args.output.read_text())["rows"] if args.output.is_file() else []
-    rows = {Cell(row["dataset"], row["k"], row["method"]): row for row in before}
+    rows = {Cell(row["dataset"], Drafting.from_row(row)): row for row in before}
+    chains = [Drafting(method, "chain", k) for k in args.k for method in folders]
     llm = load("bfloat16", args.batch)
     for name, conversations in datasets(args).items():
         longest = args.max_tokens or LONGEST.get(name, 64)
-        for cell in (Cell(name, k, method) for k in args.k for method in folders):
-            wanted = settings(args, conversations, folders[cell.method], longest)
+        for cell in (Cell(name, drafting) for drafting in (TREES if args.trees else chains)):
+            folder = folders[cell.drafting.method]
+            wanted = settings(args, conversations, folder, longest)
             if cell not in rows or rows[cell]["settings"] != wanted:
-                used = llm.use(folders[cell.method], cell.k)
+                whole = name.endswith(NO_WINDOW)
+                head = without_window(llm, folder) if whole else folder
+                used = llm.use(head, **cell.drafting.options)
                 row = measure(used, cell, conversations, longest)
                 rows[cell] = {**row, "settings": wanted}
                 write_json(args.output, {"rows": list(rows.values())})
@@ -119,6 +176,7 @@ def main() -> None:
     parser = options(__doc__, "acceptance.json")
     parser.add_argument("--mt-bench", type=Path, help='MT-Bench, JSONL of {"turns": [...]}')
     parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
+    parser.add_argument("--trees", action="store_true", help="trees and lookup, not chains")
     parser.add_argument("--context", type=whole_numbers, help="tokens before a HumanEval problem")
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N of each data set")
     parser.add_argument("--max-tokens", type=int, help=f"longest answer, else {LONGEST}")

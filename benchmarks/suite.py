@@ -47,7 +47,9 @@ SHAPE = Sizes(
     "openai/gpt-oss-20b --k 3,5,7 --concurrency 1,2,4,8,16,32,64 --max-tokens 256",
     "openai/gpt-oss-20b --k 3 --concurrency 1 --limit 1 --max-tokens 8",
 )
-CONTEXT = Sizes("--context 150,1000,4000 --k 7 --limit 3 --max-tokens 48", None)
+CONTEXT = Sizes(
+    "--context 150,1000,2000,4000,7500 --k 7 --limit 12 --max-tokens 48 --batch 1", None
+)
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
     "engines": Sizes(
@@ -86,6 +88,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     found = [
         step("bench", [*GRID, *device], ROWS),
         step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], in_vllm, no_vllm),
+        step("acceptance_trees", [*ACCEPTANCE, *mt_bench], Sizes("--trees", None)),
         step("acceptance_context", ACCEPTANCE, CONTEXT),
         step("vllm_correction", [*CORRECTION, *vllm], Sizes("", None), no_vllm),
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.catalog import load_catalog
+from peagle.engine.drafting import Drafting
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROOT = RESULTS.parents[1]
@@ -67,6 +68,23 @@ def acceptance(report: Report) -> Lines:
         rows.append([f"{dataset}, at most {longest} tokens", NAMES[method], *lengths])
     about = "Acceptance length (1 + accepted draft tokens a round), chat template, greedy, bf16:"
     return [about, "", *table(["", "", *(f"K = {k}" for k in depths)], rows)]
+
+
+def by_drafts(report: Report) -> Lines:
+    """Acceptance by data set, head and drafts, with intervals."""
+
+    def shown(row: Report, name: str) -> str:
+        low, high = row[f"{name}_95"]
+        return f"{row[name]:.2f} ({low:.2f}–{high:.2f})"
+
+    rows: list[list[object]] = []
+    for row in report["rows"]:
+        drafts = Drafting.from_row(row)
+        settings = row["settings"]
+        asked = f"{row['dataset']}, {settings['conversations']} × at most {settings['max_tokens']}"
+        figures = [shown(row, name) for name in ("acceptance_length", "tokens_per_forward")]
+        rows.append([asked, NAMES[row["method"]], drafts, *figures])
+    return table(["", "", "drafts", "acceptance length", "tokens a forward"], rows)
 
 
 def lossless(report: Report) -> Lines:
@@ -255,6 +273,8 @@ def training_speed(report: Report) -> Lines:
 Sections = dict[str, tuple[str | None, Callable[[Report], Lines]]]  # by result: title, lines
 SHIPPED: Sections = {
     "acceptance": (None, acceptance),
+    "acceptance_trees": ("Acceptance with trees and lookup", by_drafts),
+    "acceptance_context": ("Acceptance after long contexts", by_drafts),
     "lossless": (None, lossless),
 }
 BENCHMARKS: Sections = {

@@ -45,6 +45,7 @@ def main() -> None:
         card = CARD.substitute(
             name=name, how=how, method=method, lr=lr, layers=config["num_hidden_layers"],
             depths=config["peagle"]["depths"], vocab=config["draft_vocab_size"],
+            window=f"{config['sliding_window']:,}",
             taps=", ".join(map(str, config["eagle_aux_hidden_state_layer_ids"])),
             tokens=f"{data['answer_tokens']:,}", steps=f"{data['steps']:,}",
             device=measured["rows"][0]["device"], table=table(measured["rows"], method),
