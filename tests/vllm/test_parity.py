@@ -36,6 +36,7 @@ PROMPTS, PROBLEMS = 20, 164
 MAX_TOKENS = 128
 DEPTHS = {"p-eagle": 5, "eagle3": 3}  # K
 BATCH = 8
+WINDOW, FEW = 64, 6  # positions; prompts, all longer than the window
 
 
 class Outcome(NamedTuple):
@@ -122,6 +123,21 @@ class LaterPlaces(CorrectedScores):
             return super().after(row, token)
         prob = self.candidates.logits[row, 0].exp().item()
         return Ranked(self.tokens[row][:1], [prob], 0, self.chance)
+
+
+@pytest.mark.parametrize("method", DEPTHS)
+def test_a_window_that_contexts_outgrow(compared, llm, prompts, vllm_python, method):
+    tmp_path, *_ = compared
+    config = shipped(llm, method).config
+    sizes = replace(config.transformer, sliding_window=WINDOW)
+    plain = replace(config, transformer=sizes, correction=None)
+    drafter = rebuilt(shipped(llm, method), plain).eval()
+    save_drafter(drafter, tmp_path / "head", "vllm")
+    few = prompts[:FEW]
+    ours = run_ours(llm, drafter, few)
+    theirs = run_vllm(vllm_python, tmp_path / "head", method, few, "")
+    assert ours.token_ids == theirs.token_ids and unlike(ours, theirs) == []
+    assert unlike(ours, run_ours(llm, shipped(llm, method), few)), "the window matters"
 
 
 @pytest.mark.parametrize(
