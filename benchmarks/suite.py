@@ -57,7 +57,6 @@ SCRIPTS = {
         "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
     ),
     "families": Sizes("", "--families gpt_oss"),
-    "load": Sizes("", None),
     "lossless": Sizes("", None),
     "training_speed": Sizes("", None),
     "trees": Sizes("", "--limit 2 --max-tokens 4 --repeats 2 --concurrency 1,2"),

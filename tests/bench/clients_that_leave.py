@@ -1,6 +1,6 @@
 """A server under load: 64 streaming clients; a fifth of them disconnect during an answer.
 
-    python benchmarks/load.py [--seconds 300]
+    python tests/bench/clients_that_leave.py [--seconds 300]
 
 A tiny random target with a trained head serves in the deterministic mode. Its queue is shorter than
 the number of clients, and its KV cache smaller than they need. Requirements: no error but 429; no
@@ -24,10 +24,9 @@ from typing import Any
 
 import httpx2
 import psutil
-from common import RESULTS, environment, write_json
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "server")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "server")]
 
 from serving import Running, make_llm, start, train_head  # noqa: E402
 
@@ -192,7 +191,7 @@ def run(seconds: float) -> dict[str, Any]:
     problems += [f"memory grew by {grown} MiB"] if grown > MAX_GROWTH else []
     problems += [f"none {kind}" for kind in ("finished", "left") if not seen["counts"].get(kind)]
     return {
-        **environment(), "seconds": seconds, "clients": CLIENTS, "leaving": LEAVING,
+        "seconds": seconds, "clients": CLIENTS, "leaving": LEAVING,
         "max_batch": BATCH, "max_queue": QUEUE, "kv_tokens": KV_TOKENS, **seen["counts"],
         "errors": len(seen["errors"]), "preempted": int(preempted or 0),
         "checked": len(seen["finished"]), "wrong": len(wrong),
@@ -205,7 +204,6 @@ def run(seconds: float) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300)
-    parser.add_argument("--output", type=Path, default=RESULTS / "load.json")
     parser.add_argument("--clients-of", metavar="URL", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.clients_of:  # a process of their own, so that the server's memory is its own
@@ -213,5 +211,5 @@ if __name__ == "__main__":
         print(json.dumps(vars(asyncio.run(all_clients(args.clients_of, args.seconds)))))
         sys.exit()
     report = run(args.seconds)
-    write_json(args.output, report)
+    print(json.dumps(report, indent=1))
     sys.exit("\n".join(report["problems"][:20]) or 0)
