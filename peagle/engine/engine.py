@@ -240,8 +240,8 @@ class Engine:
 
     def _look_up(self, request: Request) -> Match:
         """The tokens that followed a request's newest ones before, as far as its grammar allows
-        them."""
-        if not self.settings.lookup:
+        them; none while its prompt runs: the next chunk may end inside a draft."""
+        if not self.settings.lookup or request.num_pending > 1:
             return Match()
         match = request.seen.find(request.tokens, max(0, min(request.left, self.size)))
         if request.sampler.matcher is None:

@@ -3,8 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import make_target
 
+from peagle.engine.llm import LLM
 from peagle.engine.lookup import SIZES, Index, LookupCalibration, with_lookup
+from peagle.engine.params import SamplingParams
 from peagle.engine.tree import Candidate, Match, along, grow
 
 
@@ -47,3 +50,15 @@ def test_its_chances_are_learnt_by_size_and_depth() -> None:
         lookups.count(draft, [1])  # the first is accepted, so the third was never tried
     assert lookups.along(match) == pytest.approx([1.0, 0.0, 0.0], abs=0.01)
     assert lookups(4, 2) == lookups(3, 0) == 0.5
+
+
+def test_nothing_is_drafted_for_half_a_prompt() -> None:
+    """The third prompt does not fit into the first round: a draft would be cut with its rest."""
+    llm = LLM(make_target(), lookup=True, max_batch=3)
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
+    prompts = [[10 + number, *[5, 6, 7, 8] * 50] for number in range(3)]
+    requests = [llm.make_requests(ids, params)[0] for ids in prompts]
+    llm.engine.add(*requests)
+    llm.engine.step()
+    assert 0 < requests[2].num_computed_tokens < len(prompts[2]) - 1
+    assert not requests[2].draft
