@@ -55,7 +55,7 @@ def folder(
 
 
 def blocks(page: str) -> Iterator[str]:
-    """What of a page's shell blocks needs nothing but this machine."""
+    """Shell blocks of a page without what needs more than this machine."""
     for language, block in FENCE.findall((ROOT / page).read_text()):
         if language == "sh" and not block.startswith("# needs "):
             yield NEEDS.sub("", HEREDOC.sub("", block))
