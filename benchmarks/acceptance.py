@@ -39,8 +39,8 @@ from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
-from peagle.heads.load import rebuilt
 from peagle.model.drafter import Drafter
+from peagle.train.processes import rebuilt
 
 Conversations = list[list[str]]  # user turns
 TREES = [
@@ -96,7 +96,8 @@ def without_window(llm: LLM, folder: Path) -> Drafter:
     """A head that sees its whole context."""
     drafter = llm.load_head(folder)
     sizes = replace(drafter.config.transformer, sliding_window=None)
-    return rebuilt(drafter, replace(drafter.config, transformer=sizes)).eval()
+    config = replace(drafter.config, transformer=sizes)
+    return rebuilt(drafter, config, drafter.state_dict()).eval()
 
 
 def answer(llm: LLM, conversations: Conversations, max_tokens: int) -> list[Stats]:

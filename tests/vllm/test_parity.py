@@ -129,16 +129,16 @@ class LaterPlaces(CorrectedScores):
 @pytest.mark.parametrize("method", DEPTHS)
 def test_a_window_that_contexts_outgrow(compared, llm, prompts, vllm_python, method):
     tmp_path, *_ = compared
-    config = shipped(llm, method).config
-    sizes = replace(config.transformer, sliding_window=WINDOW)
-    plain = replace(config, transformer=sizes, correction=None)
-    drafter = rebuilt(shipped(llm, method), plain).eval()
+    head = shipped(llm, method)
+    sizes = replace(head.config.transformer, sliding_window=WINDOW)
+    plain = replace(head.config, transformer=sizes, correction=None)
+    drafter = rebuilt(head, plain, head.state_dict()).eval()
     save_drafter(drafter, tmp_path / "head", "vllm")
     ours = run_ours(llm, drafter, prompts)
     whole = {"disable_hybrid_kv_cache_manager": True}  # as `peagle serve` and `deploy` start it
     theirs = run_vllm(vllm_python, tmp_path / "head", method, prompts, "", **whole)
     assert ours.token_ids == theirs.token_ids and unlike(ours, theirs) == []
-    assert unlike(ours, run_ours(llm, shipped(llm, method), prompts)), "the window matters"
+    assert unlike(ours, run_ours(llm, head, prompts)), "the window matters"
 
 
 @pytest.mark.parametrize(
