@@ -103,16 +103,16 @@ def without_window(llm: LLM, folder: Path) -> Drafter:
 def answer(llm: LLM, conversations: Conversations, max_tokens: int) -> list[Stats]:
     """Answer every turn; later ones see the earlier answers. Statistics of each conversation."""
     found = [Stats() for _ in conversations]
-    spoken: list[list[dict[str, str]]] = [[] for _ in conversations]
+    histories: list[list[dict[str, str]]] = [[] for _ in conversations]
     for turn in range(max(map(len, conversations))):
         open_ = [number for number, turns in enumerate(conversations) if turn < len(turns)]
         for number in open_:
-            spoken[number].append({"role": "user", "content": conversations[number][turn]})
-        prompts = [prompt_ids(llm.tokenizer, spoken[number]) for number in open_]
+            histories[number].append({"role": "user", "content": conversations[number][turn]})
+        prompts = [prompt_ids(llm.tokenizer, histories[number]) for number in open_]
         answers = llm.generate(prompts, SamplingParams(max_tokens=max_tokens))
-        for number, said in zip(open_, answers, strict=True):
-            spoken[number].append({"role": "assistant", "content": said.text})
-            found[number] += said.stats
+        for number, completion in zip(open_, answers, strict=True):
+            histories[number].append({"role": "assistant", "content": completion.text})
+            found[number] += completion.stats
     return found
 
 

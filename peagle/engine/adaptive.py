@@ -18,6 +18,7 @@ Shapes: K depths, C classes of chance.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from math import log2
 from operator import mul
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class AdaptiveBudget(Budget):
         self.passes = passes
         self.verify = verify
         self.draft = draft  # of the first forward
-        self.deeper = Curve(dict(zip(draft.rows, draft.seconds, strict=True)))  # of the others
+        self.deeper = deepcopy(draft)  # of the others
         self.overhead = 0.0  # seconds of a round outside both models
         # Nodes (K, C) that a draft is expected to have, found by the drafter only.
         self.expected = histogram(k, ((depth, GUESS ** (depth + 1)) for depth in range(k)))

@@ -1,6 +1,5 @@
 """Costs of forwards kept in the user's cache: what one run has learnt, the next one begins with."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from weakref import finalize
 import torch
 
 from peagle import __version__
-from peagle.backends.cpu.library import fingerprint
+from peagle.backends.cpu.library import digest, fingerprint
 from peagle.engine.costs import Curve
 from peagle.files import keep
 from peagle.paths import cache_dir
@@ -43,7 +42,7 @@ def kept_curve(
     """
     threads = torch.get_num_threads()
     machine = (__version__, torch.__version__, fingerprint(), threads, _device_name(device))
-    key = hashlib.sha256(repr((machine, rows, *decisive)).encode()).hexdigest()[:16]
+    key = digest(repr((machine, rows, *decisive)).encode())
     file = cache_dir() / "costs" / f"{key}.json"
     curve = _read(file, rows)
     if curve is None:

@@ -154,7 +154,7 @@ class Corrected:
         return torch.stack(chosen, dim=-1).flatten()
 
     def corrects(self, rows: Tensor) -> bool:
-        """Whether there is a correction, and these are the rows of requests."""
+        """True for the rows of requests, of a head with a correction."""
         return self.correction is not None and len(rows) % self.k == 0
 
     def chain(self, best: Tensor, drafted: Tensor, normed: Tensor) -> Iterator[Place]:

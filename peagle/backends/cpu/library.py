@@ -72,7 +72,7 @@ def load() -> Library:
 def fingerprint() -> str:
     """A hash of the sources and of the processor."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    return _digest(repr((texts, FLAGS, _processor())).encode())
+    return digest(repr((texts, FLAGS, _processor())).encode())
 
 
 def _kept() -> Path:
@@ -83,13 +83,13 @@ def _kept() -> Path:
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f"native-{key}-*.so"):
-        if path.stem.endswith(_digest(path.read_bytes())):
+        if path.stem.endswith(digest(path.read_bytes())):
             return path
         log.warning("%s is damaged: it is compiled anew", path)
         path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = _compile(Path(scratch))
-        return made.rename(folder / f"native-{key}-{_digest(made.read_bytes())}.so")
+        return made.rename(folder / f"native-{key}-{digest(made.read_bytes())}.so")
 
 
 def _compile(folder: Path) -> Path:
@@ -115,7 +115,8 @@ def _compile(folder: Path) -> Path:
     return parts[1]
 
 
-def _digest(content: bytes) -> str:
+def digest(content: bytes) -> str:
+    """A short hash, for the names of files in the cache."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

@@ -4,7 +4,6 @@ A file is safetensors, with the sizes of its matrices in the header. Its name ha
 target's files, of the code that laid them out and of its own content.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from peagle.backends.cpu import matrix
-from peagle.backends.cpu.library import fingerprint
+from peagle.backends.cpu.library import digest, fingerprint
 from peagle.backends.cpu.matrix import Weights
 from peagle.files import replacing, sha256
 from peagle.model import int8
@@ -35,10 +34,10 @@ def keep_packed(
     that are not rounded are not kept: they lie in the target's files."""
     if not target.quantize or not target.digests:
         return make()
-    decisive = repr((target.digests, target.quantize, target.dtype)).encode()
-    source = hashlib.sha256(decisive).hexdigest()[:16]
-    code = repr((fingerprint(), getsource(matrix), getsource(int8))).encode()
-    folder, key = cache_dir() / "packed", f"{source}-{hashlib.sha256(code).hexdigest()[:16]}"
+    source = digest(repr((target.digests, target.quantize, target.dtype)).encode())
+    code = digest(repr((fingerprint(), getsource(matrix), getsource(int8))).encode())
+    folder = cache_dir() / "packed"
+    key = f"{source}-{code}"
     for file in folder.glob(f"{key}-*.safetensors"):
         with suppress(OSError, SafetensorError):
             if file.stem.endswith(kept_digest(file)[:16]):
@@ -70,8 +69,7 @@ def _write(folder: Path, key: str, weights: dict[str, Weights]) -> None:
     tensors |= {name + SCALE: w.scales for name, w in weights.items() if w.scales is not None}
     sizes = {name: (w.bits, w.tiled, w.outputs, w.inputs) for name, w in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{key}.safetensors") as made:
-        save_file(tensors, made, {"sizes": json.dumps(sizes)})
-        digest = sha256(made)
     file = folder / f"{key}.safetensors"
-    file.rename(folder / f"{key}-{digest[:16]}.safetensors")
+    with replacing(file) as made:
+        save_file(tensors, made, {"sizes": json.dumps(sizes)})
+    file.rename(file.with_stem(f"{key}-{sha256(file)[:16]}"))
