@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from peagle.bench.run import Conversations, Load, OnTurns, interleaved, play, play_once
-from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, row
+from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, doubt, row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
@@ -187,14 +187,14 @@ def _certain(timing: Timing) -> bool:
 
 
 def _worth_it(timing: Timing) -> bool:
-    """A round takes at least one forward of the target, so a speed-up beyond the acceptance length
-    is noise."""
-    return _certain(timing) and min(timing["speed_up"], timing["acceptance_length"]) >= MIN_GAIN
+    """A speed-up a little beyond the acceptance length is noise, far beyond it is in doubt."""
+    gain = min(timing["speed_up"], timing["acceptance_length"])
+    return doubt(timing) is None and _certain(timing) and gain >= MIN_GAIN
 
 
 def verdict(timings: list[Timing]) -> dict[str, Any]:
     """The best setting, whether it is worth it, and that in one sentence."""
-    best = max(timings, key=lambda timing: timing["speed_up"])
+    best = max(timings, key=lambda timing: (doubt(timing) is not None, timing["speed_up"]))
     setting = {name: best[name] for name in ("k", "max_nodes", "speed_up", "speed_up_95")}
     judged = {"worth_it": _worth_it(best), "sentence": sentence(best)}
     return judged | setting | {"timings": timings}
@@ -202,6 +202,8 @@ def verdict(timings: list[Timing]) -> dict[str, Any]:
 
 def sentence(best: Timing) -> str:
     """A sentence: is the head worth it on these prompts and this machine, and if not, the fix."""
+    if why := doubt(best):
+        return f"not judged: {why}"
     edges = "" if best["speed_up_95"] is None else " ({:.2f}–{:.2f})".format(*best["speed_up_95"])
     drafts = Drafting.from_row(best)
     speed = f"{best['speed_up']:.2f} ×{edges} the target alone at {drafts}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
+from peagle.bench.summary import doubt
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.files import replace_file
@@ -34,6 +35,7 @@ def write(report: dict[str, Any], output: Path) -> Path:
         report=report,
         title=title,
         drafts=lambda row: str(Drafting.from_row(row)),
+        doubt=doubt,
         pictures=draw(report["rows"]),
     )
     file = output.with_suffix(".html")
@@ -97,7 +99,7 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
 
 def _speed_up(row: Row) -> str:
     """The label of a bar: speed-up over the target alone, and the setting."""
-    if row["method"] == "none" or not row.get("speed_up"):
+    if row["method"] == "none" or not row.get("speed_up") or doubt(row):
         return ""
     setting = str(Drafting.from_row(row)).replace(" + ", "\n+ ")
     return f"{row['speed_up']:.2f}×\n{setting}"

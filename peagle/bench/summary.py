@@ -11,6 +11,7 @@ from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
 
 DRAWS = 2000  # of the bootstrap
+MAX_EXCESS = 1.1  # of a speed-up over the tokens a target forward; more is not the drafter's
 NO_DRAFTS: dict[str, Any] = {"acceptance_length": None, "accepted_per_position": []}
 
 
@@ -144,6 +145,19 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
         "errors": len(errors),
         "error": errors[0] if errors else None,
     }
+
+
+def doubt(row: dict[str, Any]) -> str | None:
+    """The reason why a row's speed-up cannot be right, and the fix; None: it may be.
+
+    A forward takes at least the time of one without drafts, so the tokens a target forward limit
+    the speed-up. It is beyond them where something else slowed the target alone.
+    """
+    tokens = row.get("tokens_per_forward")
+    if not tokens or row.get("speed_up", 0) <= MAX_EXCESS * tokens:
+        return None
+    reading = f"{row['speed_up']:.2f} × is impossible with {tokens:.2f} tokens a target forward"
+    return f"{Cell.from_row(row)}: {reading}: the machine was busy; run it again, alone"
 
 
 def acceptance_row(stats: Stats) -> dict[str, Any]:

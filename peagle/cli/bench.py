@@ -21,10 +21,9 @@ from peagle.cli.common import (
     TargetArgument,
     console,
     open_llm,
-    print_table,
     progress_bar,
 )
-from peagle.cli.measure import rows_table
+from peagle.cli.measure import print_rows
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
@@ -149,7 +148,7 @@ def _show(found: dict[str, Any], output: Path) -> None:
     settings = found["settings"]
     title = f"{settings['target']}, {settings['dataset']}, {found['device']}"
     note = "nodes: draft tokens a round; TTFT and TPOT: medians in ms"
-    print_table(rows_table(found["rows"], *COLUMNS, title=title, caption=note))
+    print_rows(found["rows"], *COLUMNS, title=title, caption=note)
     console.print(f"written: {output}, {page}")
 
 
@@ -162,7 +161,7 @@ def compare(before: Path, after: Path) -> None:
     after: JSON file of a later run with the same settings.
     """
     changes = compare_files(before, after)
-    print_table(rows_table(changes, *COMPARED))
+    print_rows(changes, *COMPARED)
     if any(row["change"] == "slower" for row in changes):
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from peagle.bench.run import environment, report, write_json
-from peagle.bench.summary import Cell
+from peagle.bench.summary import Cell, doubt
 from peagle.cli.common import (
     JsonOption,
     ModelOptions,
@@ -112,7 +112,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"rows": rows, "verdict": judged}, indent=1))
         return
-    print_table(rows_table(rows, *EVAL))
+    print_rows(rows, *EVAL)
     if judged is not None:
         console.print(judged["sentence"])
 
@@ -159,20 +159,24 @@ def demo(
     console.print(
         f"{DEMO_TARGET}, {DEMO_DTYPE}, greedy, {len(questions)} HumanEval prompts, {device}"
     )
-    print_table(rows_table(found["rows"], *DEMO))
+    print_rows(found["rows"], *DEMO)
     same = all(row.get("same") in (None, len(questions)) for row in found["rows"])
     console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
     if not same:
         raise typer.Exit(1)
 
 
-def rows_table(rows: list[dict[str, Any]], *headings: str, **about: Any) -> Table:
-    """A table with some of the columns; "-" stands where nothing was measured."""
+def print_rows(rows: list[dict[str, Any]], *headings: str, **about: Any) -> None:
+    """Print a table with some of the columns; "-" stands where nothing was measured. A speed-up
+    that cannot be right is left out, and a line says why."""
     table = Table(*headings, **about)
-    for row in rows:
-        shown = row | _texts(row)
+    doubts = [doubt(row) for row in rows]
+    for row, why in zip(rows, doubts, strict=True):
+        shown = row | _texts(row) | ({"speed_up": None, "speed_up_95": None} if why else {})
         table.add_row(*(_cell(heading, shown) for heading in headings))
-    return table
+    print_table(table)
+    for why in filter(None, doubts):
+        screen.print("[yellow]warning:[/]", why)
 
 
 def _cell(heading: str, row: dict[str, Any]) -> str:

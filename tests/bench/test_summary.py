@@ -1,5 +1,8 @@
 """Rows: medians, percentiles and intervals of known samples."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -10,6 +13,7 @@ from peagle.bench.summary import (
     Sample,
     acceptance_row,
     compared,
+    doubt,
     interval,
     percentiles,
     row,
@@ -17,6 +21,7 @@ from peagle.bench.summary import (
 from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
 
+ROOT = Path(__file__).parents[2]
 CHAINS = {"none": Drafting(), **{m: Drafting(m, "chain", 3) for m in ("p-eagle", "eagle3")}}
 
 
@@ -119,6 +124,21 @@ def test_one_conversation_has_no_interval() -> None:
 def test_other_answers_are_counted() -> None:
     found = compared(result("p-eagle", [[9, 9]], said="abXdef"), result("none", [[9, 9]]))
     assert (found["same"], found["compared"]) == (0, 2)
+
+
+@pytest.mark.parametrize(("speed_up", "sound"), [(0.8, True), (1.65, True), (1.66, False)])
+def test_tokens_a_target_forward_limit_the_speed_up(speed_up: float, sound: bool) -> None:
+    found = row(result("p-eagle", [[10 * speed_up] * 2]), result("none", [[10, 10]]))
+    assert found["tokens_per_forward"] == 1.5
+    assert (doubt(found) is None) == sound
+
+
+@pytest.mark.parametrize("name", ["bench", "trees"])
+def test_no_committed_speed_up_is_in_doubt(name: str) -> None:
+    report = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    rows = report.get("rows") or [row for part in report["parts"].values() for row in part]
+    assert sum("speed_up" in row for row in rows) > 10
+    assert [row for row in rows if doubt(row)] == []
 
 
 def test_percentiles_are_numpys() -> None:

@@ -7,7 +7,7 @@ from tiny import make_drafter, make_target
 
 from peagle.bench import native as module
 from peagle.bench.native import MAX_TOKENS, PROMPTS, sentence, time_head, verdict
-from peagle.bench.summary import Result
+from peagle.bench.summary import Cell, Result
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -22,7 +22,7 @@ def timed(
     drafting: Drafting, length: float, speed_up: float, edges: list[float] | None = None
 ) -> dict[str, Any]:
     found = {"acceptance_length": length, "speed_up": speed_up, "speed_up_95": edges}
-    return drafting.row | found
+    return Cell(drafting, 1, 0.0).row | {"tokens_per_forward": length} | found
 
 
 MEASURED = chain(2).row | {"acceptance_length": 1.5}
@@ -56,9 +56,14 @@ MEASURED = chain(2).row | {"acceptance_length": 1.5}
             "at K = 3 (acceptance length 1.40); peagle bench measures more",
         ),
         (
-            timed(chain(3), 1.4, 1.5),  # of one prompt
-            "too few prompts to tell whether it is worth it: 1.50 × the target alone at K = 3 "
+            timed(chain(3), 1.4, 1.3),  # of one prompt
+            "too few prompts to tell whether it is worth it: 1.30 × the target alone at K = 3 "
             "(acceptance length 1.40); peagle bench measures more",
+        ),
+        (
+            timed(chain(3), 1.51, 3.83, [3.5, 4.0]),
+            "not judged: p-eagle K = 3, c = 1: 3.83 × is impossible with 1.51 tokens a target "
+            "forward: the machine was busy; run it again, alone",
         ),
     ],
 )
@@ -81,6 +86,12 @@ def test_the_fastest_k_decides() -> None:
     assert [timing["k"] for timing in said["timings"]] == [3, 7]
     assert verdict([timed(chain(3), 1.1, 0.5, [0.4, 0.6])])["worth_it"] is False
     assert verdict([timed(chain(3), 1.6, 1.5)])["worth_it"] is False, "of one prompt"
+
+
+def test_one_impossible_speed_up_refuses_the_verdict() -> None:
+    busy = timed(chain(3), 1.2, 1.4, [1.3, 1.5])
+    said = verdict([timed(chain(7), 2.0, 1.8, [1.7, 1.9]), busy])
+    assert said["sentence"].startswith("not judged: ") and said["worth_it"] is False
 
 
 @pytest.fixture

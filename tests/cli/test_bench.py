@@ -10,7 +10,11 @@ from json_files import write_lines
 from runner import Refused, invoke
 from typer.testing import CliRunner
 
+from peagle.bench import report as pages
+from peagle.bench.summary import doubt
+from peagle.cli.bench import COLUMNS
 from peagle.cli.main import app
+from peagle.cli.measure import print_rows
 
 ROW = {  # every row has these
     "method", "k", "head", "concurrency", "temperature", "repeats", "requests", "output_tokens",
@@ -111,6 +115,22 @@ def test_page(measured: Path) -> None:
         "http://purl.org", ""
     ).replace("http://creativecommons.org", "")  # noqa: E501
     assert "<script" not in page and 'src="' not in page
+
+
+def test_a_speed_up_that_cannot_be_is_left_out(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the table and on the page; a line says why."""
+    report = json.loads(measured.read_text())
+    row = report["rows"][-1] | {"speed_up": 98.76, "speed_up_95": [97.65, 99.87]}
+    report["rows"] = [row]
+    print_rows([row], *COLUMNS)
+    shown = capsys.readouterr()
+    page = pages.write(report, tmp_path / "busy.json").read_text()
+    why = doubt(row)
+    assert why is not None and why in shown.err and why in page
+    assert "97.65" not in shown.out + page and shown.out.count("98.76") == 0
+    assert page.count("98.76") == page.count(why) == 1
 
 
 def changed(measured: Path, output: Path, change: Any) -> Path:

@@ -51,7 +51,8 @@ def test_limit_takes_the_first_records_and_timing_may_be_left_out(
         tokens.append(report["rows"][0]["output_tokens"])
     assert 0 < tokens[0] < tokens[1] < tokens[2]
     assert "worth it" not in invoke("eval", target, *options, "--no-timing").stdout
-    assert "worth it: " in invoke("eval", target, *options).stdout.splitlines()[-1]
+    said = invoke("eval", target, *options).stdout.splitlines()[-1]
+    assert "worth it: " in said or said.startswith("not judged: "), "the latter on a busy machine"
 
 
 def test_table_and_warning_for_a_k_above_the_heads(

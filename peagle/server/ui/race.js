@@ -9,6 +9,8 @@ let wanted = 1; // tokens
 let running = null; // AbortController of the race
 let replaying = 0; // requestAnimationFrame's number
 
+const MAX_EXCESS = 1.1; // of a ratio over the tokens a target forward; more is not the drafter's
+
 const racing = () => lanes.filter((lane) => !lane.missing);
 
 export function startRace(offered) {
@@ -124,11 +126,14 @@ class Lane {
     this.speed = last.tokens / last.at;
     this.answer.end();
     this.progress.max = this.progress.value = last.tokens;
-    const ratio = el("span", { class: "ratio" }, `${(this.speed / base.speed).toFixed(2)} ×`);
+    const times = this.speed / base.speed;
+    const tokens = (last.tokens - 1) / last.forwards; // a target forward
+    const busy = times > MAX_EXCESS * tokens; // no drafts are that good: something slowed the target alone
+    const ratio = el("span", { class: "ratio" }, busy ? "machine busy: race again" : `${times.toFixed(2)} ×`);
     this.rate.replaceChildren(el("strong", {}, this.speed.toFixed(1)), " tok/s ", ratio);
     const first = this.rounds.find((round) => round.tokens).at;
-    const times = `first token ${seconds(first)} · ${seconds(this.seconds)} in all`;
-    this.facts.replaceChildren(times, ...(this.drafts ? [el("br"), drafting(last)] : []));
+    const waited = `first token ${seconds(first)} · ${seconds(this.seconds)} in all`;
+    this.facts.replaceChildren(waited, ...(this.drafts ? [el("br"), drafting(last)] : []));
   }
 
   rewind() {

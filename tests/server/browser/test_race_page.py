@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from serving import Running
+from test_widths import answered, events
 
 pytestmark = pytest.mark.browser
 
@@ -56,3 +57,21 @@ def test_lanes_without_a_head(running: Running, opened: Open, shot: Shot) -> Non
     page.get_by_text(re.compile(r"^Identical: all \d+ token ids")).wait_for()
     assert page.locator(".lane .ratio").count() == 2
     shot(page, "race-without-a-head")
+
+
+def test_a_ratio_that_cannot_be_is_not_shown(served: Running, opened: Open) -> None:
+    """Three times as fast at two tokens a target forward: the target alone was slowed."""
+    page = opened(f"{served.url}/#race")
+    page.locator(".lane").nth(3).wait_for()
+    lanes = [{"title": name, "drafts": "K = 3", "missing": None} for name in LANES[:3]]
+    rounds = [
+        {"lane": lane, "at": at, "tokens": 21, "forwards": forwards, "rounds": 5, "drafted": 15,
+         "accepted": 5, "pieces": [], "ended": True}
+        for lane, (at, forwards) in enumerate([(6.0, 20), (2.0, 10), (3.0, 10)])
+    ]  # fmt: skip
+    verdict = {"identical": True, "same_tokens": 21}
+    answered(page, "peagle/race", events({"lanes": lanes}, *rounds, verdict))
+    page.get_by_role("button", name="Start the race").click()
+    page.get_by_text("Identical").wait_for()
+    ratios = page.locator(".lane .ratio").all_inner_texts()
+    assert ratios == ["1.00 ×", "machine busy: race again", "2.00 ×"]
