@@ -145,25 +145,13 @@ def serve(
     if resolve_engine(engine, vllm_python, named, options.device) == "vllm":
         from peagle.vllm.serve import ServeSettings
 
-        _serve_vllm(
-            ServeSettings(
-                target=target,
-                head=options.head,
-                method=options.drafting,
-                k=options.k,
-                host=host,
-                port=port,
-                api_key=api_key,
-                allow_no_key=allow_no_key,
-                max_batch=max_batch,
-                model=model,
-                chat_template=options.chat_template,
-                dtype=options.dtype,
-                force=options.force,
-                python=vllm_python,
-                flags=vllm_flags or [],
-            )
-        )
+        settings = ServeSettings(
+            target=target, head=options.head, method=options.drafting, k=options.k, host=host,
+            port=port, api_key=api_key, allow_no_key=allow_no_key, max_batch=max_batch, model=model,
+            chat_template=options.chat_template, dtype=options.dtype, force=options.force,
+            python=vllm_python, flags=vllm_flags or [],
+        )  # fmt: skip
+        _serve_vllm(settings)
     if vllm_flags:
         why = "flags after -- are vLLM's"
         fix = "set `engine` to vllm"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -29,7 +28,7 @@ from peagle.methods.registry import METHODS
 from peagle.model.config import CorrectionConfig, DrafterConfig, Provenance, default_feature_layers
 from peagle.model.int8 import SCALE, restore_int8
 from peagle.model.layer_config import LayerConfig
-from peagle.model.loader import NO_HUB, quiet_hub
+from peagle.model.loader import download
 
 log = logging.getLogger(__name__)
 
@@ -178,13 +177,7 @@ def head_folder(name: str | Path, field: str = "head", wanted: list[str] = FILES
         return folder
     if not is_hub_id(str(name)):
         raise InputError("no such folder", field=field, value=Path(name), fix=FORMS)
-    hub_id, _, revision = str(name).partition("@")
-    try:
-        with quiet_hub():
-            return Path(snapshot_download(hub_id, revision=revision or None, allow_patterns=wanted))
-    except (OSError, ValueError) as error:
-        why = f"neither a folder nor a reachable hub repository ({first_line(error)})"
-        raise InputError(why, field=field, value=Path(name), fix=NO_HUB) from error
+    return download(str(name), wanted, field)
 
 
 def damaged(place: Path | str, why: str) -> InputError:

@@ -28,19 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What the target and the head are run on: questions, an answer and code.
-TEXT = """Why is the sky blue? Explain it in a few sentences.
-Sunlight is made of many colors. When it meets the air, the small molecules there scatter blue light
-much more than red light, because blue light has a shorter wavelength. So blue light reaches our
-eyes from every part of the sky. In the evening the light has a longer way through the air, and most
-of the blue is gone before it arrives: the sun looks red.
-Write a Python function that returns the sum of the squares of a list of numbers.
-def sum_of_squares(numbers):
-    total = 0
-    for number in numbers:
-        total += number * number
-    return total
-"""
+TEXT = Path(__file__).with_name("trial.txt")  # questions, an answer and code
 
 
 def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -> Drafter:
@@ -111,5 +99,5 @@ def _accepted(drafter: Drafter, target: "Target", layers: tuple[int, ...]) -> fl
 def _tokens(target: "Target") -> Tensor:
     ids: Sequence[int] = range(2, len(target.embedding))
     if target.tokenizer is not None:
-        ids = target.tokenizer(TEXT)["input_ids"]
+        ids = target.tokenizer(TEXT.read_text())["input_ids"]
     return torch.tensor(ids[: target.max_context], device=target.device)

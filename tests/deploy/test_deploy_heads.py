@@ -85,7 +85,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     fetched = tmp_path / "fetched"
 
-    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
         assert (hub_id, revision) == ("me/head", "v1")
         for name in allow_patterns:
             if (folder / name).is_file():
@@ -93,7 +93,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
                 shutil.copy(folder / name, fetched / name)
         return str(fetched)
 
-    monkeypatch.setattr("peagle.heads.format.snapshot_download", fetch)
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", fetch)
     monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
     return folder
 

@@ -75,7 +75,7 @@ def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return folder
 
     folder = make(tmp_path / "head", depths=5)
-    monkeypatch.setattr("peagle.heads.format.snapshot_download", download)
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", download)
     assert find_head("unknown", "me/head@v2") == Head("me/head@v2", folder, "p-eagle", 5)
     known = find_head("Qwen/Qwen3-8B", method="p-eagle")
     assert known is not None and known.name == "RedHatAI/Qwen3-8B-speculator.peagle"
@@ -86,7 +86,8 @@ def test_an_unreachable_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, revision: str | None, **__: Any) -> str:
         raise OSError(f"no route to revision {revision}\nand more")
 
-    monkeypatch.setattr("peagle.heads.format.snapshot_download", offline)
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", offline)
+    monkeypatch.setattr("peagle.model.loader.reached", lambda: True)
     with refused("head") as error:
         head_folder("owner/name@v2")
     assert "no route to revision v2" in error.value.why

@@ -38,7 +38,7 @@ def trained_on(target: Target, method: str, layers: tuple[int, ...]) -> Drafter:
     drafter = make_drafter(target, method, draft_vocab=len(target.embedding))
     drafter.config = replace(drafter.config, feature_layers=layers)
     assert target.tokenizer is not None
-    texts = [target.tokenizer(TEXT)["input_ids"][:200], *random_prompts(2, 60)]
+    texts = [target.tokenizer(TEXT.read_text())["input_ids"][:200], *random_prompts(2, 60)]
     optimizer = torch.optim.Adam(drafter.parameters(), 1e-2)
     for step in range(120):
         ids = texts[step % len(texts)]

@@ -23,6 +23,11 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.model.loader.reached", lambda: True)
+
+
+@pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Path:
     build(LlamaConfig(**PLAIN | {"vocab_size": 128})).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
@@ -53,7 +58,7 @@ def test_dtype(folder: Path) -> None:
         ("owner/name@refs/pr/3", ("owner/name", "refs/pr/3")),
     ],
 )
-def test_revision_of_a_hub_id(name: str, found: tuple[str, str | None]) -> None:
+def test_revision_of_a_hub_id(reachable: None, name: str, found: tuple[str, str | None]) -> None:
     assert locate(name) == found
 
 
@@ -139,11 +144,13 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             resolve_device(wrong)
 
 
-def test_a_catalog_name_stands_for_a_hub_id() -> None:
+def test_a_catalog_name_stands_for_a_hub_id(reachable: None) -> None:
     assert locate("qwen3-8b") == ("Qwen/Qwen3-8B", None)
 
 
-def test_a_catalog_name_may_have_a_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_name_may_have_a_revision(
+    reachable: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = Entry("owner/name@v1", heads={})
     monkeypatch.setattr("peagle.model.loader.load_catalog", lambda: {"mine": entry})
     assert locate("mine") == ("owner/name", "v1")

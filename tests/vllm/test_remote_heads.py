@@ -51,11 +51,11 @@ def on_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A hub that has one head; the requests to it."""
     asked = list[Any]()
 
-    def download(hub_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def download(hub_id: str, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
         asked.append((hub_id, revision, allow_patterns))
         return str(folder)
 
-    monkeypatch.setattr("peagle.heads.format.snapshot_download", download)
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", download)
     return asked
 
 
@@ -100,7 +100,8 @@ def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> str:
         raise OSError("no route")
 
-    monkeypatch.setattr("peagle.heads.format.snapshot_download", offline)
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", offline)
+    monkeypatch.setattr("peagle.model.loader.reached", lambda: True)
     with refused("head"):
         check_for_vllm(HUB)
 
