@@ -30,8 +30,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put in what the shipped heads reached where a page asks for it."""
-    return markdown.replace("<!-- heads -->", heads())
+    """Put in what a page asks for: the README's beginning, or what the shipped heads reached."""
+    begun = markdown.replace("<!-- introduction -->", introduction())
+    return begun.replace("<!-- heads -->", heads())
+
+
+def introduction() -> str:
+    """The README's introduction and its installation, with the pictures' paths from docs/."""
+    text = (ROOT / "README.md").read_text()
+    begun = text[text.index("\n") : text.index("## Serve")]
+    return begun.replace("docs/", "")
 
 
 def heads() -> str:
