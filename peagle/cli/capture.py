@@ -67,7 +67,10 @@ def capture(
     check_at_least(4, max_length=config.max_length)
     config = replace(config, shard_bytes=int(shard_mb * 1e6), part=_part(part))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
-    loaded = open_target(target, chat_template, device="cpu" if vllm else device)  # GPUs: vLLM's
+    if vllm:
+        loaded = open_target(target, chat_template, unrun=1)
+    else:
+        loaded = open_target(target, chat_template, device=device)
     assert loaded.tokenizer is not None
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)

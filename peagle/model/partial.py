@@ -94,11 +94,12 @@ def load_partial(name: str, *, layers: int = 1, device: str = "cpu") -> Target:
 
 
 def _ends(target: Target) -> dict[str, Tensor]:
-    """Embedding, last norm and output head of an outline, by their names; tied ones once."""
+    """Embedding, norms outside of the layers and output head of an outline, by their names; tied
+    ones once."""
     model = target.model
-    norm = getattr(target.decoder, "norm", None)  # GPT-2's has another name, and no head has it
-    parts = [model.get_input_embeddings(), model.get_output_embeddings(), norm]
-    kept = {p for part in parts if part is not None for p in part.parameters()}
+    norms = [c for c in target.decoder.children() if {p.ndim for p in c.parameters()} == {1}]
+    parts = [model.get_input_embeddings(), model.get_output_embeddings(), *norms]
+    kept = {p for part in parts for p in part.parameters()}
     return {name: p for name, p in model.named_parameters() if p in kept}
 
 

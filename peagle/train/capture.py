@@ -95,7 +95,7 @@ def plan_capture(
 
     Raises InputError when another capture is there, or the disk has too little room.
     """
-    layers = config.feature_layers or default_feature_layers(len(target.layers))
+    layers = config.feature_layers or default_feature_layers(target.num_layers)
     if list(layers) != sorted(set(layers)):
         why = "must be strictly ascending (a target of fewer than 7 layers has no defaults)"
         value = ",".join(map(str, layers))

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from peagle.errors import InputError
 from peagle.model.attention import CausalAttend
 from peagle.model.loader import locate
+from peagle.model.partial import outline
 from peagle.model.target import Target, TargetOutput
 from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment, look
 
@@ -66,7 +67,7 @@ def through_vllm(
     """
     norm = last_norm(target)
     # The last id is the output of the last layer; it may be a feature, and vLLM returns it once.
-    layers = sorted({*feature_layers, len(target.layers)})
+    layers = sorted({*feature_layers, target.num_layers})
 
     @torch.no_grad()
     def read(file: Path, ids: list[int]) -> TargetOutput:
@@ -120,29 +121,32 @@ def through_vllm(
 def last_norm(target: Target) -> nn.Module:
     """The module that makes `TargetOutput.hidden` of the stream that leaves the last layer.
 
-    It is found by one token: the part of the decoder that ran last. Raises InputError for decoders
-    that do anything else after their layers.
+    It is found by one token, without weights where `target` has none: the part of the decoder that
+    ran last. Raises InputError for decoders that do anything else after their layers.
     """
+    whole = target if target.runs else outline(target.name)
     left = list[Tensor]()
     ran = list[tuple[nn.Module, Tensor, Tensor]]()
 
     def note(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         ran.append((module, args[0], out) if args else (module, out, out))
 
-    hooks = [part.register_forward_hook(note) for part in target.decoder.children()]
-    hooks.append(target.layers[-1].register_forward_hook(lambda _, __, out: left.append(out)))
+    hooks = [part.register_forward_hook(note) for part in whole.decoder.children()]
+    hooks.append(whole.layers[-1].register_forward_hook(lambda _, __, out: left.append(out)))
     try:
-        ids = torch.zeros(1, dtype=torch.int64, device=target.device)
-        hidden = target.forward(ids, ids, CausalAttend()).hidden
+        ids = torch.zeros(1, dtype=torch.int64, device=whole.device)
+        hidden = whole.forward(ids, ids, CausalAttend()).hidden
     finally:
         for hook in hooks:
             hook.remove()
     norm, given, made = ran[-1]
-    if given is not left[0] or not torch.equal(made[0, :1], hidden):
+    same = made.untyped_storage()._cdata == hidden.untyped_storage()._cdata
+    if given is not left[0] or not same:
         kind = type(target.decoder).__name__
         why = f"its {kind} has no single norm after the last layer"
         raise InputError(why, field="target", value=target.name)
-    return norm
+    name = next(name for name, part in whole.decoder.named_children() if part is norm)
+    return cast(nn.Module, target.decoder.get_submodule(name))
 
 
 def _start(python: Path, target: Target, arguments: Mapping[str, Any], log: Path) -> Process:

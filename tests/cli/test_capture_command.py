@@ -152,11 +152,14 @@ def test_a_disk_that_refuses(
 def test_a_vllm_that_ends_is_a_failure(
     target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a process of its own: vllm/test_vllm_capture.py."""
+    """A real one: vllm/test_vllm_capture.py. Our process has no layers of the target."""
 
     def ends(_: object, loaded: Target, layers: tuple[int, ...], *__: object) -> Any:
+        assert not loaded.runs
+        whole = load_target(str(target))
+
         def run(documents: list[list[int]]) -> Iterator[TargetOutput]:
-            yield from islice(in_process(loaded, layers)(documents), 20)
+            yield from islice(in_process(whole, layers)(documents), 20)
             raise VllmFailed("vLLM ended with code -9")
 
         return run

@@ -13,6 +13,7 @@ from peagle.data.captured import target_hashes
 from peagle.model.loader import load_target
 from peagle.model.partial import PartialTarget, load_partial
 from peagle.train.passes import logits_of
+from peagle.vllm.capture import last_norm
 
 INDEX = "model.safetensors.index.json"
 
@@ -40,6 +41,15 @@ def test_it_equals_the_whole_target(tmp_path: Path, family: str) -> None:
         for key in found.keys() & state.keys():
             assert torch.equal(found[key], state[key]), key
     assert part.tokenizer is not None
+
+
+@pytest.mark.parametrize("family", [*FAMILIES])
+def test_its_last_norm_is_that_of_the_whole_target(tmp_path: Path, family: str) -> None:
+    """A capture by vLLM makes the last hidden states by it."""
+    name = saved(tmp_path, family)
+    found, wanted = last_norm(load_partial(name)), last_norm(load_target(name))
+    state = torch.randn(5, 32)
+    assert torch.equal(found(state), wanted(state))
 
 
 def test_other_files_are_not_read(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from peagle.data.captured import Captures
 from peagle.data.example import Example
 from peagle.model.loader import load_target
+from peagle.model.partial import PartialTarget, load_partial
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.vllm import capture as vllm_capture
@@ -118,6 +119,14 @@ def test_it_is_transformers_capture(tmp_path: Path, target: Target, data: list[E
     left = {p.name for p in (tmp_path / "vllm").iterdir() if not p.name.startswith("shard-")}
     assert left == {"asked.json"}, "neither files of vLLM nor its log"
     check_same(read, target, data, tmp_path / "transformers")
+
+
+def test_layers_of_the_target_are_not_loaded(
+    tmp_path: Path, folder: Path, target: Target, data: list[Example]
+) -> None:
+    part = load_partial(str(folder))
+    assert isinstance(part, PartialTarget)
+    check_same(captured(part, data, tmp_path / "vllm"), target, data, tmp_path / "transformers")
 
 
 def test_a_feature_that_leaves_the_last_layer(
