@@ -2,18 +2,21 @@
 
     python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
     python benchmarks/acceptance.py --mt-bench FILE.jsonl --trees --output FILE
+    python benchmarks/acceptance.py --mt-bench FILE.jsonl --kinds --k 7 --output FILE
     python benchmarks/acceptance.py --context 150,1000,4000,8000 --limit 4 --k 7 [--output FILE]
 
 Greedy, chat template, every turn. Each (data set, drafts, head) is one row, written at once. A
 second call measures only the rows that are missing or have other settings or another head. --trees
-measures trees of 12 nodes, with lookup and without, in place of chains. With --context HumanEval
-problems follow other ones, up to that number of tokens of context, and heads are also measured
-without their window. Intervals of 95 % are a bootstrap over conversations.
+measures trees of 12 nodes, with lookup and without, in place of chains. --kinds measures each
+category of MT-Bench. With --context HumanEval problems follow other ones, up to that number of
+tokens of context, and heads are also measured without their window. Intervals of 95 % are a
+bootstrap over conversations.
 """
 
 import argparse
 import json
 import time
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,9 +68,20 @@ def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
     if args.context:
         each = {f"after {n} tokens": after(problems, args.limit, n) for n in args.context}
         return each | {name + NO_WINDOW: turns for name, turns in each.items()}
+    if args.kinds:
+        return by_kind(args.mt_bench)
     found = {"HumanEval": [[question] for question in problems[: args.limit]]}
     if args.mt_bench:
         found["MT-Bench"] = read_prompts(args.mt_bench)[: args.limit]
+    return found
+
+
+def by_kind(file: Path) -> dict[str, Conversations]:
+    """User turns of MT-Bench's records, by their category."""
+    found = defaultdict[str, Conversations](list)
+    for line in file.read_text().splitlines():
+        record = json.loads(line)
+        found[f"MT-Bench, {record['category']}"].append(record["turns"])
     return found
 
 
@@ -159,7 +173,7 @@ def run(args: argparse.Namespace) -> None:
     chains = [Drafting(method, "chain", k) for k in args.k for method in folders]
     llm = load("bfloat16", args.batch)
     for name, conversations in datasets(args).items():
-        longest = args.max_tokens or LONGEST.get(name, 64)
+        longest = args.max_tokens or LONGEST.get(name.partition(",")[0], 64)
         for cell in (Cell(name, drafting) for drafting in (TREES if args.trees else chains)):
             folder = folders[cell.drafting.method]
             wanted = settings(args, conversations, folder, longest)
@@ -178,6 +192,7 @@ def main() -> None:
     parser.add_argument("--mt-bench", type=Path, help='MT-Bench, JSONL of {"turns": [...]}')
     parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
     parser.add_argument("--trees", action="store_true", help="trees and lookup, not chains")
+    parser.add_argument("--kinds", action="store_true", help="each category of MT-Bench")
     parser.add_argument("--context", type=whole_numbers, help="tokens before a HumanEval problem")
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N of each data set")
     parser.add_argument("--max-tokens", type=int, help=f"longest answer, else {LONGEST}")

@@ -50,6 +50,7 @@ SHAPE = Sizes(
 CONTEXT = Sizes(
     "--context 150,1000,2000,4000,7500 --k 7 --limit 12 --max-tokens 48 --batch 1", None
 )
+KINDS = Sizes("--kinds --k 7", None)
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
     "engines": Sizes(
@@ -67,6 +68,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
     """The commands, in order."""
     mt_bench = ["--mt-bench", str(args.mt_bench)] if args.mt_bench else []
     vllm = ["--vllm-python", str(args.vllm_python)] if args.vllm_python else []
+    no_mt_bench = None if mt_bench else "MT-Bench is not given: name it with --mt-bench"
     no_vllm = None if vllm else "no interpreter has vLLM: name it with --vllm-python"
     device = ["--device", args.device]
     in_vllm = ROWS._replace(short=None)
@@ -88,6 +90,7 @@ def steps(args: argparse.Namespace) -> list[Step]:
         step("bench", [*GRID, *device], ROWS),
         step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], in_vllm, no_vllm),
         step("acceptance_trees", [*ACCEPTANCE, *mt_bench], Sizes("--trees", None)),
+        step("acceptance_kinds", [*ACCEPTANCE, *mt_bench], KINDS, no_mt_bench),
         step("acceptance_context", ACCEPTANCE, CONTEXT),
         step("vllm_correction", [*CORRECTION, *vllm], Sizes("", None), no_vllm),
     ]

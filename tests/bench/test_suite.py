@@ -46,6 +46,6 @@ def test_what_is_left_out_says_why(steps) -> None:
         assert steps(vllm_python="python")[name].missing is None
     short = steps(short=True, vllm_python="python")
     assert {name for name, step in short.items() if step.missing} == {
-        "acceptance_context", "acceptance_trees", "bench-vllm", "lossless", "training_speed",
-        "vllm_correction",
+        "acceptance_context", "acceptance_kinds", "acceptance_trees", "bench-vllm", "lossless",
+        "training_speed", "vllm_correction",
     }  # fmt: skip
