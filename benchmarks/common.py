@@ -66,15 +66,20 @@ def whole_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def load(
-    dtype: str, batch: int = 1, *, deterministic: bool = False, quantize: str | None = None
+def load(  # noqa: PLR0913 (the settings of a target)
+    dtype: str,
+    batch: int = 1,
+    *,
+    target: str = TARGET,
+    deterministic: bool = False,
+    quantize: str | None = None,
 ) -> LLM:
-    """Load the demo target without a head. Costs of rounds are measured anew, so that no way begins
+    """Load a target without a head. Costs of rounds are measured anew, so that no way begins
     with what an earlier run has learnt."""
     rmtree(cache_dir() / "costs", ignore_errors=True)
     logging.disable_progress_bar()
     how = {"dtype": dtype, "quantize": quantize}
-    return LLM(TARGET, lookup=False, max_batch=batch, deterministic=deterministic, **how)
+    return LLM(target, lookup=False, max_batch=batch, deterministic=deterministic, **how)
 
 
 def human_eval(limit: int = PROBLEMS) -> list[str]:

