@@ -216,6 +216,7 @@ def _over(row: Report, base: str) -> str:
 
 def engines(report: Report) -> Lines:
     """Engines side by side."""
+    target = report["settings"]["target"]
     lines: list[list[object]] = []
     for row in report["rows"]:
         cells = [row["concurrency"], row["engine"], row["weights"], row["method"], row["k"] or "–"]
@@ -224,7 +225,7 @@ def engines(report: Report) -> Lines:
     head = ["c", "engine", "weights", "method", "K", "× ours alone", "tok/s", "AL", "same ids"]
     left = [f"Left out: {name}: {why}." for name, why in report["left_out"].items()]
     settings = where(report, "prompts", "max_tokens", "repeats", "threads")
-    return [settings, "", *table(head, lines), *left, ""]
+    return [f"{target}, {settings}", "", *table(head, lines), *left, ""]
 
 
 def families(report: Report) -> Lines:
@@ -274,6 +275,7 @@ Sections = dict[str, tuple[str | None, Callable[[Report], Lines]]]  # by result:
 SHIPPED: Sections = {
     "acceptance": (None, acceptance),
     "acceptance_trees": ("Acceptance with trees and lookup", by_drafts),
+    "acceptance_kinds": ("Acceptance by kind of text", by_drafts),
     "acceptance_context": ("Acceptance after long contexts", by_drafts),
     "lossless": (None, lossless),
 }
@@ -283,6 +285,8 @@ BENCHMARKS: Sections = {
     "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
     "bench-gpt-oss-20b": ("GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),
+    "engines_qwen2": ("Engines side by side: Qwen2.5-Coder-0.5B", engines),
+    "engines_gemma3": ("Engines side by side: Gemma 3 270M", engines),
     "families": ("Every family of targets", families),
 }
 TRAINING: Sections = {"training_speed": ("How fast a head trains", training_speed)}
