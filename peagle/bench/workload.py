@@ -1,4 +1,4 @@
-"""Conversations of user turns to play, from a data set by name, file, folder or hub id."""
+"""Conversations of user turns to play, from a data set by name, file or hub id."""
 
 import hashlib
 import json
@@ -13,7 +13,6 @@ from peagle.data.records import is_hub_name
 from peagle.errors import InputError
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench's, where a text is elsewhere
-PATTERNS = ("*.jsonl", "*.jsonl.gz", "*.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,8 @@ def human_eval() -> list[str]:
 
 
 def read_workload(name: str, limit: int | None = None) -> Workload:
-    """`humaneval`; a JSONL (plain or .gz) or Parquet file; a folder of these; or a dataset of the
-    hub, `owner/name[/config[/split]]`.
+    """`humaneval`; a JSONL (plain or .gz) or Parquet file; or a dataset of the hub,
+    `owner/name[/config[/split]]`.
 
     Records are read as by `read_prompts`. Raises InputError for what cannot be read, is empty, or
     holds SPEED-Bench's placeholders.
@@ -50,26 +49,13 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     path = Path(expanduser(name))
     if name == "humaneval":
         conversations = [[question] for question in human_eval()]
-    elif path.exists() or is_hub_name(path):
-        files = _files(path) if path.is_dir() else [path]
-        conversations = [turns for file in files for turns in read_prompts(file, strict=True)]
+    elif path.is_file() or is_hub_name(path):
+        conversations = read_prompts(path, strict=True)
     else:
-        fix = "name humaneval, a file, a folder or owner/name"
+        fix = "name humaneval, a file or owner/name"
         raise InputError("no such file", field="dataset", value=name, fix=fix)
     if any(PLACEHOLDER in turn for turn in chain.from_iterable(conversations)):
         fix = "fill the set in with its own tool, and name the file that tool writes"
         raise InputError("placeholders stand for texts", field="dataset", value=name, fix=fix)
-    shown = path.stem if path.exists() else name
+    shown = path.stem if path.is_file() else name
     return Workload(shown, conversations[:limit])
-
-
-def _files(folder: Path) -> list[Path]:
-    """Data files of a folder. Raises InputError when there is none, or several splits."""
-    files = sorted(file for pattern in PATTERNS for file in folder.rglob(pattern))
-    if not files:
-        fix = f"choose from {', '.join(PATTERNS)}"
-        raise InputError("no data file in it", field="dataset", value=folder, fix=fix)
-    training = ["train" in str(file.relative_to(folder)) for file in files]
-    if any(training) and not all(training):
-        raise InputError("has several splits", field="dataset", value=folder, fix="name a file")
-    return files

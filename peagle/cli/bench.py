@@ -75,7 +75,7 @@ def run(
         Default: adaptive; none where --nodes is given.
     nodes: Numbers of draft tokens per round as a tree, separated by commas.
     concurrency: Numbers of conversations in flight, separated by commas.
-    dataset: Prompts: humaneval, a JSONL or Parquet file, a folder of them, or a hub id.
+    dataset: Prompts: humaneval, a JSONL or Parquet file, or a hub id.
     limit: Number of conversations to use. Default: all.
     temperature: Sampling temperatures, separated by commas; 0 is greedy decoding.
     repeats: Number of measurements of each cell, interleaved with the others.

