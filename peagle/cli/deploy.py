@@ -1,6 +1,5 @@
 """`peagle deploy`: serve a catalog entry on this machine, on Kubernetes or on SageMaker."""
 
-import json
 import os
 import shlex
 import sys
@@ -105,27 +104,6 @@ def start(
         with _failures():
             sagemaker.apply(plan, replace(account, region=region), _report)
         typer.echo(f"endpoint {plan.resource} in {region} is in service")
-
-
-@app.command()
-def status(name: Name, *, where: Where) -> None:
-    """Print the state of a model on SageMaker."""
-    region = _region(where)
-    with _failures():
-        typer.echo(json.dumps(sagemaker.status(resource_name(name), region)))
-
-
-@app.command()
-def logs(name: Name, *, where: Where, lines: int = 100) -> None:
-    """The last lines that a model's engine wrote on SageMaker.
-
-    lines: Number of lines to print, from the end.
-    """
-    check_at_least(1, lines=lines)
-    region = _region(where)
-    with _failures():
-        for line in sagemaker.logs(resource_name(name), region, lines):
-            typer.echo(line)
 
 
 @app.command()

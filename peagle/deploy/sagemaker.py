@@ -182,29 +182,6 @@ def apply(plan: Plan, account: Account, report: Report) -> None:
 
 
 @failures()
-def status(resource: str, region: str) -> dict[str, Any]:
-    """The state of the endpoint, and the reason of a failure."""
-    found = client_of("sagemaker", region).describe_endpoint(EndpointName=resource)
-    variants = found.get("ProductionVariants", [])
-    return {
-        "endpoint": resource,
-        "status": found["EndpointStatus"],
-        "instances": sum(variant.get("CurrentInstanceCount", 0) for variant in variants),
-        "failure": found.get("FailureReason"),
-    }
-
-
-@failures()
-def logs(resource: str, region: str, lines: int) -> list[str]:
-    """The last lines that the containers wrote to CloudWatch, of the last hours."""
-    pages = client_of("logs", region).get_paginator("filter_log_events")
-    since = int((time.time() - 3 * 3600) * 1000)
-    group = f"/aws/sagemaker/Endpoints/{resource}"
-    events = pages.paginate(logGroupName=group, startTime=since).build_full_result()["events"]
-    return [event["message"] for event in events[-lines:]]
-
-
-@failures()
 def delete(resource: str, region: str, report: Report) -> None:
     """Delete the stack and wait: nothing of it is left but the log."""
     stack = Stack(client_of("cloudformation", region), resource, report)

@@ -1,6 +1,5 @@
 """`peagle deploy --to local` and `--to sagemaker`: what is printed and refused."""
 
-import json
 import shlex
 import subprocess
 import sys
@@ -67,8 +66,8 @@ def test_local_runs_in_the_foreground(options: tuple[str, ...], runs: bool) -> N
 
 
 def test_what_is_not_managed_here(refused) -> None:
-    for verb, place in (("status", "local"), ("logs", "kubernetes"), ("delete", "kubernetes")):
-        assert "helm" in refused("deploy", verb, "smollm2-135m", "--to", place, field="to")
+    for place in ("local", "kubernetes"):
+        assert "helm" in refused("deploy", "delete", "smollm2-135m", "--to", place, field="to")
 
 
 @pytest.mark.parametrize(
@@ -110,8 +109,6 @@ def test_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
         report("made it")
 
     monkeypatch.setattr(sagemaker, "apply", apply)
-    monkeypatch.setattr(sagemaker, "status", lambda name, region: {"endpoint": name})
-    monkeypatch.setattr(sagemaker, "logs", lambda name, region, lines: [f"{lines} of {name}"])
     monkeypatch.setattr(sagemaker, "delete", lambda name, region, report: report(f"no {name}"))
     answer = b'data: {"choices": [{"delta": {"content": "Red."}}]}\n'
     monkeypatch.setattr(sagemaker, "invoke", lambda name, region, body: [answer])
@@ -119,8 +116,6 @@ def test_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
     network = ("--subnets", "a", "--subnets", "b", "--security-groups", "c")
     started = invoke("deploy", "gpt-oss-20b", *AWS, *network, "--yes")
     assert "is in service" in started.stdout and started.stderr == "made it\n"
-    assert json.loads(invoke("deploy", "status", *where).stdout)["endpoint"] == "peagle-gpt-oss-20b"
-    assert invoke("deploy", "logs", *where, "--lines", 3).stdout == "3 of peagle-gpt-oss-20b\n"
     assert invoke("deploy", "delete", *where, "--yes").stderr == "no peagle-gpt-oss-20b\n"
     asked = invoke("deploy", "invoke", *where)
     assert asked.stdout == "Red." and "tokens a second" in asked.stderr

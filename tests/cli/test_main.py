@@ -62,6 +62,7 @@ def test_an_unknown_command(refused) -> None:
     [
         ("push head owner/name", "push", "hf upload"),
         ("push --help", "push", "hf upload"),
+        ("deploy logs gpt-oss-20b --to sagemaker", "deploy logs", "aws logs tail"),
         ("bench smollm2-135m --pass-at-1", "bench --pass-at-1", "lm-eval"),
         ("bench run smollm2-135m --pass-at-1=True --k 3", "bench --pass-at-1", "lm-eval"),
         ("bench openai/gpt-oss-20b --random-weights", "bench --random-weights", "benchmarks/"),
