@@ -16,13 +16,7 @@ from peagle.bench.run import (
     write_json,
 )
 from peagle.bench.summary import Cell, Result
-from peagle.cli.common import (
-    ModelOptions,
-    TargetArgument,
-    console,
-    open_llm,
-    progress_bar,
-)
+from peagle.cli import common
 from peagle.cli.measure import print_rows
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
@@ -49,7 +43,7 @@ app = App(
 
 @app.command()
 def run(
-    target: TargetArgument,
+    target: common.TargetArgument,
     *,
     methods: str = "none,eagle3,p-eagle",
     eagle3: str | None = None,
@@ -62,7 +56,7 @@ def run(
     sampling: Annotated[SamplingParams, Fields("max_tokens", "ignore_eos")],
     temperature: str = "0",
     repeats: int = 3,
-    model: Annotated[ModelOptions, MODEL],
+    model: Annotated[common.ModelOptions, MODEL],
     output: Path = Path("results/bench.json"),
 ) -> None:
     """Play a data set with every method, K, tree, concurrency and temperature, interleaved; write
@@ -102,7 +96,7 @@ def run(
         "conversations": len(workload.conversations), "max_tokens": sampling.max_tokens,
         "ignore_eos": sampling.ignore_eos, "repeats": repeats, "engine": "native",
     }  # fmt: skip
-    llm = open_llm(target, replace(model, method="none"))
+    llm = common.open_llm(target, replace(model, method="none"))
     drafters = {m: llm.load_head(head.folder, force=model.force) for m, head in heads.items()}
 
     def opened(cell: Cell, seed: int) -> Player:
@@ -120,7 +114,7 @@ def run(
         write_json(output, report(results, found))
         bar.advance(task)
 
-    with progress_bar("loads", f"measured, each is in {output}") as bar:
+    with common.progress_bar("loads", f"measured, each is in {output}") as bar:
         task = bar.add_task("", total=len(loads))
         play(loads, opened, on_load)
     _show(report(results, found), output)
@@ -149,7 +143,7 @@ def _show(found: dict[str, Any], output: Path) -> None:
     title = f"{settings['target']}, {settings['dataset']}, {found['device']}"
     note = "nodes: draft tokens a round; TTFT and TPOT: medians in ms"
     print_rows(found["rows"], *COLUMNS, title=title, caption=note)
-    console.print(f"written: {output}, {page}")
+    common.console.print(f"written: {output}, {page}")
 
 
 @app.command()

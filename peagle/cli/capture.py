@@ -7,19 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from peagle.cli.common import (
-    ChatTemplateOption,
-    DeviceOption,
-    StrictOption,
-    TargetArgument,
-    VllmPythonOption,
-    existing_file,
-    not_vllms,
-    open_target,
-    progress_bar,
-    screen,
-    unwritable,
-)
+from peagle.cli import common
 from peagle.cli.options import Fields, check_at_least, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder
@@ -32,18 +20,18 @@ KEPT = "earlier shards are complete: run the same command to continue"
 
 
 def capture(
-    target: TargetArgument,
+    target: common.TargetArgument,
     *,
     data: Path,
     config: Annotated[CaptureConfig, Fields("output", "feature_layers", "max_length")],
-    chat_template: ChatTemplateOption = None,
-    strict: StrictOption = False,
+    chat_template: common.ChatTemplateOption = None,
+    strict: common.StrictOption = False,
     shard_mb: float = 512,
     part: str = "1/1",
-    device: DeviceOption = "auto",
+    device: common.DeviceOption = "auto",
     engine: Literal["transformers", "vllm"] = "transformers",
     tensor_parallel_size: int = 1,
-    vllm_python: VllmPythonOption = None,
+    vllm_python: common.VllmPythonOption = None,
 ) -> None:
     """Run the target over a data file once; `train --data FOLDER` reuses its features.
 
@@ -60,7 +48,7 @@ def capture(
     from peagle.vllm.capture import through_vllm, tokens_in_passing
     from peagle.vllm.process import VllmFailed
 
-    existing_file(data, "data")
+    common.existing_file(data, "data")
     output = config.output
     check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
@@ -68,9 +56,9 @@ def capture(
     config = replace(config, shard_bytes=int(shard_mb * 1e6), part=_part(part))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     if vllm:
-        loaded = open_target(target, chat_template, unrun=1)
+        loaded = common.open_target(target, chat_template, unrun=1)
     else:
-        loaded = open_target(target, chat_template, device=device)
+        loaded = common.open_target(target, chat_template, device=device)
     assert loaded.tokenizer is not None
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)
@@ -86,17 +74,17 @@ def capture(
     if there:
         size += f", {there} documents are there: {size_text(plan.bytes_left)} to write"
     share = f" of {len(examples)}" if plan.documents < len(examples) else ""
-    screen.print(f"{plan.documents}{share} documents, {size}")
-    with progress_bar("documents", KEPT) as bar:
+    common.screen.print(f"{plan.documents}{share} documents, {size}")
+    with common.progress_bar("documents", KEPT) as bar:
         task = bar.add_task("", total=plan.documents, completed=there)
         try:
             run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except OSError as error:
-            raise unwritable(error, output, KEPT) from error
+            raise common.unwritable(error, output, KEPT) from error
         except VllmFailed as error:
-            screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
+            common.screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
             raise typer.Exit(1) from error
-    screen.print(f"captured to {output}: train with --data {output}")
+    common.screen.print(f"captured to {output}: train with --data {output}")
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -119,7 +107,7 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm
             raise InputError(why, field="tensor_parallel_size", value=parallel, fix=fix)
         return None
     if device not in ("auto", "cpu"):
-        raise not_vllms("device")
+        raise common.not_vllms("device")
     vllm = Vllm(python or Path(sys.executable), parallel)
     look(vllm.python)
     return vllm

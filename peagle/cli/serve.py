@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peagle.cli.common import (
-    NOT_VLLMS,
-    EngineOption,
-    ModelOptions,
-    TargetArgument,
-    VllmPythonOption,
-    make_engine,
-    open_llm,
-    resolve_engine,
-    screen,
-)
+from peagle.cli import common
 from peagle.cli.options import App, check_at_least, given
 from peagle.errors import InputError
 from peagle.shown import model_name
@@ -95,12 +85,12 @@ class Serving:
 @app.command()
 def serve(
     context: typer.Context,
-    target: TargetArgument,
+    target: common.TargetArgument,
     vllm_flags: VllmFlags = None,
     *,
-    engine: EngineOption = "auto",
-    vllm_python: VllmPythonOption = None,
-    options: ModelOptions,
+    engine: common.EngineOption = "auto",
+    vllm_python: common.VllmPythonOption = None,
+    options: common.ModelOptions,
     host: str = "127.0.0.1",
     port: int = 8000,
     api_key: ApiKeyOption = None,
@@ -141,8 +131,8 @@ def serve(
 
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
-    named = [name for name in NOT_VLLMS if given(context, name)]
-    if resolve_engine(engine, vllm_python, named, options.device) == "vllm":
+    named = [name for name in common.NOT_VLLMS if given(context, name)]
+    if common.resolve_engine(engine, vllm_python, named, options.device) == "vllm":
         from peagle.vllm.serve import ServeSettings
 
         settings = ServeSettings(
@@ -162,8 +152,8 @@ def serve(
         raise InputError("must be above 0", field="max_seconds", value=max_seconds)
     listening = bind(host, port)
     options = replace(options, device=resolve_device(options.device))
-    llm = open_llm(target, options, max_batch=max_batch, kv_tokens=kv_tokens)
-    make_engine(llm)
+    llm = common.open_llm(target, options, max_batch=max_batch, kv_tokens=kv_tokens)
+    common.make_engine(llm)
     log_to_stderr()
     names = tuple(name.lower() for name in allowed_hosts or ())
     config = ServerConfig(model, api_key, max_queue, max_seconds, names)
@@ -187,7 +177,7 @@ def _serve_vllm(settings: "ServeSettings") -> None:
     with bind(settings.host, settings.port) as free:  # vLLM's own error is long
         settings = replace(settings, port=free.getsockname()[1])
     launch = prepare(settings)
-    screen.print(launch.summary)
+    common.screen.print(launch.summary)
     console = any(PAGES in flag for flag in settings.flags)
     of_vllm = "VLLM_API_KEY" if launch.environ.get("VLLM_API_KEY") else None
     key = "PEAGLE_API_KEY" if settings.api_key else of_vllm

@@ -11,19 +11,7 @@ import torch
 import typer
 from safetensors import SafetensorError
 
-from peagle.cli.common import (
-    WRITTEN,
-    ChatTemplateOption,
-    DeviceOption,
-    StrictOption,
-    TargetArgument,
-    counting,
-    existing_file,
-    open_target,
-    progress_bar,
-    screen,
-    unwritable,
-)
+from peagle.cli import common
 from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
 from peagle.cli.settings import ConfigOption, RecipeOption
 from peagle.data.captured import Captures, target_hashes
@@ -90,7 +78,7 @@ class Start:
 
 @app.command()
 def train(
-    target: TargetArgument,
+    target: common.TargetArgument,
     *,
     start: Start,
     training: TrainConfig,
@@ -108,11 +96,11 @@ def train(
         "on.",
         "Data",
     ] = None,
-    strict: Annotated[StrictOption, "Data"] = False,
-    chat_template: ChatTemplateOption = None,
+    strict: Annotated[common.StrictOption, "Data"] = False,
+    chat_template: common.ChatTemplateOption = None,
     recipe: RecipeOption = None,
     config: ConfigOption = None,  # the other options' defaults by now
-    device: Annotated[DeviceOption, "Machine"] = "auto",
+    device: Annotated[common.DeviceOption, "Machine"] = "auto",
 ) -> None:
     """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
     data = [Path(source) for source in start.data]
@@ -122,8 +110,8 @@ def train(
     synthetic = data == SYNTH
     if captured is None and not synthetic:
         for source in data:
-            existing_file(source, "data")
-    measured_on = None if held_out is None else existing_file(held_out, "held_out")
+            common.existing_file(source, "data")
+    measured_on = None if held_out is None else common.existing_file(held_out, "held_out")
     max_length = _max_length(max_length, captured, recipe)
     there = bool(checkpoints(training.output))
     if there and start.resume == "never":
@@ -134,15 +122,17 @@ def train(
         fix = "make it first, with peagle data synth"
         raise InputError("is for one process", field="data", value="synth", fix=fix)
     # Of several processes the first one speaks.
-    screen.quiet = int(os.environ.get("RANK", "0")) > 0
+    common.screen.quiet = int(os.environ.get("RANK", "0")) > 0
     device = resolve_device(device)
     if device == "cuda":  # one for each process, where torchrun started several
         device = resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
     if captured is not None and measured_on is None:
         unrun = head.layers or METHODS[head.method].layers
-        model = open_target(target, chat_template, device=device, unrun=unrun)
+        model = common.open_target(target, chat_template, device=device, unrun=unrun)
     else:
-        model = open_target(target, chat_template, device="cpu" if training.shard else device)
+        model = common.open_target(
+            target, chat_template, device="cpu" if training.shard else device
+        )
     head = _tapped(head, model, captured, recipe)
     examples = _documents(captured or data, model, training, max_length, strict)
     if captured is not None:
@@ -153,7 +143,9 @@ def train(
     examples, states, walk = _split(examples, captured, model, measured_on, strict)
     measure = partial(acceptance, walk) if walk.documents else None
     if measure is None:
-        screen.print("too few documents to keep some from training: acceptance is not measured")
+        common.screen.print(
+            "too few documents to keep some from training: acceptance is not measured"
+        )
     trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
     goes_on = start.resume == "always" or (start.resume == "auto" and there)
     (continue_run if goes_on else start_from_here)(trainer)
@@ -246,7 +238,7 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
     wanted = SynthConfig(count=max(records, MIN_SYNTH_RECORDS), max_tokens=SYNTH_TOKENS)
     file = config.output / "data.jsonl"
-    with counting("records", records, WRITTEN) as count:
+    with common.counting("records", records, common.WRITTEN) as count:
         synthesize(LLM(target), file, wanted, count)
     return file
 
@@ -286,8 +278,8 @@ def _train(trainer: Trainer, measured: int) -> None:
     answers = sum(sum(example.supervised) for example in trainer.data)
     data = f"{len(trainer.data)} documents ({tokens} tokens, {answers} of answers)"
     steps = f"steps {trainer.progress.step + 1} to {trainer.total_steps}"
-    screen.print(f"training on {data}, measured on {measured} held out: {steps}")
-    with progress_bar("steps") as bar:
+    common.screen.print(f"training on {data}, measured on {measured} held out: {steps}")
+    with common.progress_bar("steps") as bar:
         task = bar.add_task("", total=trainer.total_steps, completed=trainer.progress.step)
 
         def show(metrics: dict[str, Any]) -> None:
@@ -296,24 +288,24 @@ def _train(trainer: Trainer, measured: int) -> None:
                 shares = " ".join(f"{share:.3f}" for share in metrics["accepted_per_position"])
                 length = f"acceptance length {metrics['acceptance_length']:.2f}"
                 found = f"{length} over {measured} documents ({shares})"
-                screen.print(f"step {metrics['step']}: {found}")
+                common.screen.print(f"step {metrics['step']}: {found}")
 
         try:
             trainer.run(show)
         except FloatingPointError as error:
-            screen.print(with_flags(f"peagle: {error}"))
+            common.screen.print(with_flags(f"peagle: {error}"))
             raise typer.Exit(1) from error
         except (OSError, SafetensorError) as error:
             kept = "what was saved before is whole: --resume goes on from there"
-            raise unwritable(error, output, kept) from error
+            raise common.unwritable(error, output, kept) from error
     if trainer.accelerator.is_main_process:
         for folder in (output / "head", output / "best"):
             if folder.is_dir():
                 write_card(folder)
     if not trainer.finished:
-        screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
+        common.screen.print(f"stopped at step {trainer.progress.step}: continue with --resume")
         raise typer.Exit(INTERRUPTED)
-    screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
+    common.screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
 
 
 def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:

@@ -6,7 +6,6 @@ A file stands in the place of a folder, since tests may run as root, whom permis
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,7 +170,7 @@ def test_a_disk_that_gets_full_while_a_head_is_trained(  # noqa: PLR0913, PLR091
     command = ("train", target, "--data", answers, "--output", tmp_path / "out", *small)
     with monkeypatch.context() as patch:
         patch.setattr(place, failure)
-        patch.setattr("peagle.cli.train.screen", SimpleNamespace(print=lambda *_: None))
+        patch.setattr("peagle.cli.common.screen.print", lambda *_, **__: None)
         line = refused(*command, field="output")
     assert "make room" in line and "--resume" in line
     assert not list(tmp_path.rglob(".making-*"))
