@@ -196,6 +196,7 @@ def test_a_library_of_heads_that_cannot_be_written(
         raise OSError(f"PermissionError at {blocked}/hub/x when downloading a/b. Check it.")
 
     monkeypatch.setattr(HUB, str(blocked))
+    monkeypatch.setattr("peagle.model.loader.reached", lambda: True)
     monkeypatch.setattr("peagle.model.loader._load_model", fails)
     line = refused("generate", "owner/name", "x")
     assert line.endswith("Check it; set HF_HOME to a folder that can be written")
