@@ -19,25 +19,27 @@ keys of earlier anchors, so a mask is kept for the others only: memory is linear
 Where a head has a window of W, an element sees no key W or more positions before it, as slots do.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
-from peagle.model.tensors import missing_rows, pad_rows
+from peagle.model.tensors import pad_rows
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
 SCORES = 1 << 22  # scores that exist at once, of as many heads as that allows, at least one
 
-Seen = list[tuple[Tensor, Tensor]]  # keys and values, both (E, M, H), of each step so far
+
+def visible(elements: Elements, documents: Tensor, window: int | None = None) -> Tensor:
+    """Dense mask (E, E) bool; `documents` (N,) is the document of each token."""
+    each = torch.arange(len(elements.anchor), device=elements.anchor.device)
+    return sees(elements, documents[elements.anchor], window, each[:, None], each)
 
 
 def sees(elements: Elements, owner: Tensor, window: int | None, q: Tensor, k: Tensor) -> Tensor:
@@ -52,36 +54,29 @@ def sees(elements: Elements, owner: Tensor, window: int | None, q: Tensor, k: Te
     return seen & (place[q] - place[k] < window)
 
 
-def block_mask(
-    elements: Elements, documents: Tensor, step: range, window: int | None = None
-) -> BlockMask:
-    """The mask for FlexAttention (CUDA), in blocks: rows are the elements `step`, keys all before
-    its end. It is compiled there, so that no table of all pairs is made. Rows that fill a tile are
-    copies of element 0; keys that fill one are deeper than every element, so that none sees them.
-    """
-    anchor, depth = elements
-    more = (0, missing_rows(step.stop))
-    deeper = int(depth[-1]) + 1
-    keys = Elements(F.pad(anchor[: step.stop], more), F.pad(depth[: step.stop], more, value=deeper))
-    owner = documents[keys.anchor]
-    rows = pad_rows(torch.arange(step.start, step.stop, device=anchor.device))
+def block_mask(elements: Elements, documents: Tensor, window: int | None = None) -> BlockMask:
+    """The same mask for FlexAttention (CUDA), in blocks; compiled there, so that no table of all
+    pairs is made."""
+    owner = documents[elements.anchor]
+    count = len(elements.anchor)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees(keys, owner, window, rows[q], k)
+        return sees(elements, owner, window, q, k)
 
-    sizes = len(rows), len(owner)
-    return create_block_mask(mask_mod, None, None, *sizes, anchor.device, _compile=anchor.is_cuda)
+    device = elements.anchor.device
+    on_gpu = device.type == "cuda"
+    return create_block_mask(mask_mod, None, None, count, count, device, _compile=on_gpu)
 
 
-class FlexStep(NamedTuple):
-    """A step under a BlockMask with compiled FlexAttention (CUDA)."""
+class FlexAttend:
+    """Attend under a BlockMask with compiled FlexAttention (CUDA)."""
 
-    elements: int  # count
-    mask: BlockMask
-    kernel: Callable[..., Tensor] = flex_attention
+    def __init__(self, mask: BlockMask, kernel: Callable[..., Tensor] = flex_attention) -> None:
+        self.mask = mask
+        self.kernel = kernel
 
-    def over(self, q: Tensor, seen: Seen, spec: AttentionSpec) -> Tensor:
-        k, v = (pad_rows(torch.cat(parts)) for parts in zip(*seen, strict=True))
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        # Under autocast norms return float32, and the kernel needs one dtype.
         q, k, v = (x.to(v.dtype).transpose(0, 1)[None] for x in (q, k, v))
         out = self.kernel(q, k, v, block_mask=self.mask, scale=spec.scale, enable_gqa=True)
         return out[0].transpose(0, 1)
@@ -103,97 +98,75 @@ class Block(NamedTuple):
         return pad_rows(torch.cat([context, self.near]))
 
 
-class BlockStep:
-    """A step of elements, sorted by depth, then anchor, over documents (N,). Computes in the type
-    of the values; scores and sums over blocks are float32 at least."""
+class BlockAttend:
+    """Attend of elements, sorted by depth, then anchor, over documents (N,). Computes in `dtype`;
+    scores and sums over blocks are float32 at least."""
 
     def __init__(
-        self, elements: Elements, documents: Tensor, step: range, window: int | None = None
+        self, elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None = None
     ) -> None:
-        self.elements = len(step)
         self.window = window
-        self.blocks = list(_blocks(elements, documents, step, window))
+        self.blocks = list(_blocks(elements, documents, _precise(dtype), window))
         self.longest = max(len(block.keys) for block in self.blocks)
+        self.dtype = dtype
 
     @torch.compiler.disable  # the number of blocks varies: each would have a graph
-    def over(self, q: Tensor, seen: Seen, spec: AttentionSpec) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert spec.window == self.window and spec.softcap is None and spec.sinks is None
-        keys, values = ([x.transpose(0, 1) for x in parts] for parts in zip(*seen, strict=True))
-        q = q.to(values[0].dtype).unflatten(1, (len(keys[0]), -1)).permute(1, 2, 0, 3)
+        q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
+        q, k, v = (x.to(self.dtype) for x in (q, k.transpose(0, 1), v.transpose(0, 1)))
         heads = max(1, SCORES // (q.shape[1] * ROWS * self.longest))
-        parts = zip(*(x.split(heads) for x in (q, *keys, *values)), strict=True)
-        out = torch.cat([_Attention.apply(self.blocks, spec.scale, *part) for part in parts])
+        parts = zip(*(x.split(heads) for x in (q, k, v)), strict=True)
+        out = torch.cat([_Attention.apply(*part, self.blocks, spec.scale) for part in parts])
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-class StepsAttend:
-    """Attend of a drafter that runs its elements in steps, a forward each; a step sees the keys of
-    all before it. Rows that fill a step's last tile are not seen."""
-
-    def __init__(self, steps: Sequence[FlexStep | BlockStep]) -> None:
-        self.steps = steps
-        self._seen = defaultdict[int, Seen](list)  # by layer
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        # A single step is run again where activations are recomputed.
-        seen = self._seen[layer] if len(self.steps) > 1 else []
-        step = self.steps[len(seen)]
-        # Under autocast norms return float32, and kernels need one dtype.
-        seen.append((k[: step.elements].to(v.dtype), v[: step.elements]))
-        return step.over(q, seen, spec)
-
-
 def _blocks(
-    elements: Elements, documents: Tensor, step: range, window: int | None
+    elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None
 ) -> Iterator[Block]:
-    """Blocks of the elements `step`. Rows that fill the last one see what its last element sees."""
     anchor, depth = elements
     owner = documents[anchor]
-    order = anchor[step.start : step.stop].argsort(stable=True)  # by anchor, then depth
-    filling = torch.arange(len(step), len(step) + -len(step) % ROWS, device=order.device)
-    rows = torch.cat([order, filling])
-    queries = step.start + torch.cat([order, order[-1:].expand(len(filling))])
+    order = anchor.argsort(stable=True)  # by anchor, then depth
+    ordered = anchor[order]
     context = anchor[depth == 0]
-    deeper = (depth[: step.stop] > 0).nonzero()[:, 0]
-    deeper = deeper[torch.isin(anchor[deeper], anchor[queries])]
-    deeper = deeper[anchor[deeper].argsort(stable=True)]
-    first, last = (anchor[queries[at::ROWS]].contiguous() for at in (0, ROWS - 1))
+    first = ordered[::ROWS].contiguous()
+    last = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
     begins = torch.searchsorted(documents[context], documents[first])
     if window is not None:
         begins = begins.maximum(torch.searchsorted(context, first - window + 1))
     ranges = [
         begins,
         torch.searchsorted(context, last, right=True),
-        torch.searchsorted(anchor[deeper], first),
-        torch.searchsorted(anchor[deeper], last, right=True),
+        torch.searchsorted(ordered, first),
+        torch.searchsorted(ordered, last, right=True),
     ]
-    bounds = torch.stack(ranges, dim=-1).tolist()
-    each = zip(rows.split(ROWS), queries.split(ROWS), bounds, strict=True)
-    for block, asking, (start, stop, begin, end) in each:
-        near = deeper[begin:end]
+    each = torch.stack(ranges, dim=-1).tolist()
+    for rows, (start, stop, begin, end) in zip(order.split(ROWS), each, strict=True):
+        near = order[begin:end]
+        near = near[depth[near] > 0]
         keys = torch.cat([torch.arange(start, stop, device=order.device), near])
-        seen = sees(elements, owner, window, asking[:, None], keys)
+        seen = sees(elements, owner, window, rows[:, None], keys)
         shared = int(seen.all(0).cumprod(0).sum())
-        mask = torch.zeros(seen[:, shared:].shape, device=order.device)
-        mask.masked_fill_(~seen[:, shared:], float("-inf"))
-        yield Block(block, (start, stop), near, shared, mask)
+        unseen = ~seen[:, shared:]
+        mask = torch.zeros(unseen.shape, dtype=dtype, device=order.device)
+        mask.masked_fill_(unseen, float("-inf"))
+        yield Block(rows, (start, stop), near, shared, mask)
 
 
 class _Attention(torch.autograd.Function):
-    """q (M, G, T, H) over the keys and values (M, …, H) of each step → (M, G, T, H)."""
+    """q (M, G, E, H), k and v (M, E, H) → (M, G, E, H)."""
 
     @staticmethod
     def forward(
-        ctx: Any, blocks: list[Block], scale: float, q: Tensor, *keys_and_values: Tensor
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: list[Block], scale: float
     ) -> Tensor:
-        k, v = _joined(keys_and_values)
-        out = torch.zeros_like(q)
+        out = torch.empty_like(q)
         with torch.autocast(q.device.type, enabled=False), _exact_products(q.dtype):
             for block in blocks:
                 rows, keys = block.rows, block.keys
                 weights = _weights(_rows_of(q, rows), k[:, keys], block, scale)
                 out[:, :, rows] = _by_group(weights.to(v.dtype) @ v[:, keys], rows)
-        ctx.save_for_backward(q, *keys_and_values)  # not joined: other steps save them, too
+        ctx.save_for_backward(q, k, v)
         ctx.blocks = blocks
         ctx.scale = scale
         return out
@@ -201,9 +174,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, keys_and_values = ctx.saved_tensors[0], ctx.saved_tensors[1:]
-        k, v = _joined(keys_and_values)
-        grad_q = torch.zeros_like(q)
+        q, k, v = ctx.saved_tensors
+        grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
         with _exact_products(q.dtype):
             for block in ctx.blocks:
@@ -217,15 +189,7 @@ class _Attention(torch.autograd.Function):
                 grad_q[:, :, rows] = _by_group(grad_scores @ read, rows)
                 grad_k.index_add_(1, keys, (grad_scores.mT @ queries).to(grad_k.dtype))
                 grad_v.index_add_(1, keys, (weights.to(v.dtype).mT @ grads).to(grad_v.dtype))
-        sizes = [x.shape[1] for x in keys_and_values[: len(keys_and_values) // 2]]
-        parts = [part for x in (grad_k, grad_v) for part in x.to(k.dtype).split(sizes, dim=1)]
-        return None, None, grad_q, *parts
-
-
-def _joined(keys_and_values: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Keys (M, E, H) and values of all steps."""
-    steps = len(keys_and_values) // 2
-    return torch.cat(keys_and_values[:steps], dim=1), torch.cat(keys_and_values[steps:], dim=1)
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
 
 
 def _weights(queries: Tensor, read: Tensor, block: Block, scale: float) -> Tensor:

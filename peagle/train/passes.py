@@ -5,10 +5,9 @@ Shapes: N tokens, T rows, R rows, E elements or the target's hidden size, F·E f
 hidden, V draft vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
 from functools import cache, partial
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,7 +23,7 @@ from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
 from peagle.model.tensors import pad_rows
-from peagle.train.attention import BlockStep, FlexStep, StepsAttend, block_mask
+from peagle.train.attention import BlockAttend, FlexAttend, block_mask, visible
 from peagle.train.batches import PackedDocuments
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
@@ -109,27 +108,26 @@ def run_drafter(
     """Normed hidden states (E, D) of all elements."""
     features = features.to(drafter.norm.weight.dtype)
     window = drafter.config.transformer.sliding_window
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
     inputs = TrainingPass(
         sequence.ids,
         sequence.positions,
         features,
         elements,
-        partial(_attend, elements, sequence.documents, window),
+        partial(_attend, documents=sequence.documents, dtype=dtype, window=window),
+        partial(visible, documents=sequence.documents, window=window),
     )
     return method_of(drafter.config).train_forward(drafter, inputs)
 
 
 def _attend(
-    elements: Elements, documents: Tensor, window: int | None, counts: Sequence[int]
+    elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None
 ) -> Attend:
-    """Attend of forwards that run these counts of the elements, one after another."""
-
-    steps = [range(*ends) for ends in pairwise([0, *accumulate(counts)])]
-    if documents.is_cuda:
-        masks = [(len(step), block_mask(elements, documents, step, window)) for step in steps]
-        return StepsAttend([FlexStep(*mask, _compiled_flex()) for mask in masks])
+    if elements.anchor.is_cuda:
+        return FlexAttend(block_mask(elements, documents, window), _compiled_flex())
     # FlexAttention has no backward on the CPU.
-    return StepsAttend([BlockStep(elements, documents, step, window) for step in steps])
+    return BlockAttend(elements, documents, dtype, window)
 
 
 @cache
