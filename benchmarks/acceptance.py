@@ -197,7 +197,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=PROBLEMS, help="first N of each data set")
     parser.add_argument("--max-tokens", type=int, help=f"longest answer, else {LONGEST}")
     parser.add_argument("--batch", type=int, default=8, help="prompts decoded together")
-    run(parser.parse_args())
+    args = parser.parse_args()
+    if args.kinds and not args.mt_bench:
+        parser.error("--kinds measures MT-Bench: name it with --mt-bench")
+    run(args)
 
 
 if __name__ == "__main__":

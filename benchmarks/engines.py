@@ -1,17 +1,17 @@
-"""Ways to decode the demo target on this machine's CPU, side by side.
+"""Ways to decode a target on this machine's CPU, side by side.
 
     python benchmarks/engines.py --vllm-python .venv-vllm/bin/python --llama-python PYTHON
     python benchmarks/engines.py --target FILE.gguf --concurrency 1,8,16 ... --output FILE
 
 The engines: peagle with bf16, int8 and int4 weights, alone and with both heads; transformers; vLLM
 with the same heads; llama.cpp on the target's GGUF file (PYTHON has llama-cpp-python). Another
-target is measured without heads, alone and with lookup. HumanEval
-prompts with the chat template, greedy, EOS ignored: all engines get the same token ids and emit the
-same number of tokens. Times include prompt processing, but not loading and warm-up. No prompt is in
-a cache of an earlier repeat. All ways take turns within a repeat, in rotating order. A ratio is the
-median of the ratios within the repeats. `same` counts answers equal to those of peagle's bf16
-target alone: other weights differ at near ties. The acceptance length of transformers is its number
-of tokens per forward.
+target is measured without heads, alone and with lookup. HumanEval prompts with the chat template,
+greedy, EOS ignored: all engines get the same token ids and emit the same number of tokens. Times
+include prompt processing, but not loading and warm-up. No prompt is in a cache of an earlier
+repeat. All ways take turns within a repeat, in rotating order. A ratio is the median of the ratios
+within the repeats. `same` counts answers equal to those of peagle's bf16 target alone: other
+weights differ at near ties. The acceptance length of transformers is its number of tokens per
+forward.
 """
 
 import argparse

@@ -112,7 +112,7 @@ def snapshot(
 
 @cache
 def reached() -> bool:
-    """Whether the hub answers, asked once a process: without it, its client tries for minutes."""
+    """Ask the hub, once a process; True if it answers. Its own client would try for minutes."""
     answers = list[object]()
     asking = Thread(target=_ask, args=(answers,), daemon=True)
     asking.start()
