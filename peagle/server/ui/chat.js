@@ -31,7 +31,8 @@ export function startChat(name, isNative) {
     $("composer").requestSubmit();
   });
   $("new-chat").addEventListener("click", reset);
-  $("send").disabled = false; // before, the browser would have sent the form by itself
+  // Before, the browser would have sent the form by itself, and a number typed would have changed.
+  $("asking").disabled = false;
 }
 
 function reset() {

@@ -46,7 +46,6 @@ try {
   for (const node of document.querySelectorAll(".model-name")) node.textContent = id;
   document.title = `${id} · peagle`;
   let served = id;
-  startChat(id, own);
   if (own) {
     const about = await askJson("peagle/console");
     served = `${id} · ${drafting(about)}`;
@@ -62,6 +61,7 @@ try {
     $("race-form").replaceWith(unavailable("The race"));
     $("entries").append(unavailable("The catalog"));
   }
+  startChat(id, own);
   startCharts((answers) => {
     $("dot").classList.toggle("on", answers);
     const state = answers ? served : `${id} · not reachable`;

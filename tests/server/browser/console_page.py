@@ -13,7 +13,6 @@ def ask(page: Any, text: str, tokens: int = 40) -> str:
     """Send a message by the keyboard, and wait for its answer."""
     tab(page, "Chat")
     page.get_by_label("Max tokens").fill(str(tokens))
-    page.locator("#send:enabled").wait_for()
     before = page.locator(".message.assistant").count()
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")

@@ -106,20 +106,24 @@ def test_errors_are_told(
     complaints[:] = [c for c in complaints if "status of 400" not in c]
 
 
-def test_nothing_is_sent_before_the_page_is_ready(served: Running, opened: Open) -> None:
-    """By itself a browser would send a form as it does, to nowhere."""
+@pytest.mark.parametrize("asked", ["v1/models", "peagle/console"])
+def test_nothing_is_sent_before_the_page_is_ready(
+    served: Running, opened: Open, asked: str
+) -> None:
+    """A browser would send a form by itself, to nowhere, and a number typed would change."""
     page, held = opened("about:blank"), list[Any]()
 
     def hold(route: Any) -> None:
         held.append(route)
 
-    page.route("**/v1/models", hold)
-    with page.expect_request("**/v1/models"):
+    page.route(f"**/{asked}", hold)
+    with page.expect_request(f"**/{asked}"):
         page.goto(f"{served.url}/#race")
-    assert page.locator("#race-start").is_disabled() and page.locator("#send").is_disabled()
+    unready = ("#race-start", "#question", "#max-tokens", "#send")
+    assert all(page.locator(name).is_disabled() for name in unready)
     held[0].continue_()
-    page.locator("#race-start:enabled").wait_for()
-    assert page.locator("#send").is_enabled()
+    for name in unready:
+        page.locator(f"{name}:enabled").wait_for(state="attached")
 
 
 def test_drafts(served: Running, opened: Open, shot: Shot) -> None:
