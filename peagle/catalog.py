@@ -141,6 +141,16 @@ def _names(entries: Mapping[str, Entry]) -> dict[str, str]:
     return targets | {name.lower(): name for name in entries}
 
 
+def model_name(target: str) -> str:
+    """The name of a target as people and clients see it: of a folder its last part, of a GGUF file
+    the stem. Hub ids and names of the catalog stay. No path of this machine is shown to clients."""
+    path = Path(expanduser(target))
+    if path.suffix == ".gguf":
+        return path.stem
+    local = path.is_dir() or target.startswith((".", "/", "~"))
+    return path.resolve().name if local else target
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A question that names the nearest of what is known; None when nothing is near."""
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)

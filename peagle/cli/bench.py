@@ -16,13 +16,13 @@ from peagle.bench.run import (
     write_json,
 )
 from peagle.bench.summary import Cell, Result
+from peagle.catalog import model_name
 from peagle.cli import common
 from peagle.cli.measure import print_rows
 from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.files import check_folder, writing
-from peagle.shown import model_name
 
 if TYPE_CHECKING:
     from peagle.heads.find import Head

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from peagle.catalog import model_name
 from peagle.cli.options import check_at_least, flag, with_flags
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
 from peagle.files import unusable
-from peagle.shown import model_name
 from peagle.vllm.process import default_engine
 
 if TYPE_CHECKING:  # what runs models is imported by what runs: --help does not wait for torch

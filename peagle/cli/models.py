@@ -9,12 +9,11 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from peagle.catalog import find_name, how_to_get, load_catalog, record
+from peagle.catalog import find_name, how_to_get, load_catalog, model_name, record
 from peagle.cli import common
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
 from peagle.files import check_folder, writing
-from peagle.shown import model_name
 
 catalog_app = App()
 doctor_app = App()

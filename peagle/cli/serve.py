@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peagle.catalog import model_name
 from peagle.cli import common
 from peagle.cli.options import App, check_at_least, given
 from peagle.errors import InputError
-from peagle.shown import model_name
 
 if TYPE_CHECKING:
     from peagle.vllm.serve import ServeSettings

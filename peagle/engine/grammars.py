@@ -17,13 +17,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from peagle.catalog import model_name
 from peagle.engine.grammar import Matcher, error_line
 from peagle.engine.grammar_checker import GrammarChecker
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError
 from peagle.model.base_target import BaseTarget
 from peagle.model.thoughts import find_thoughts
-from peagle.shown import model_name
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
 MAX_BYTES = 2**18  # text of a grammar

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from peagle.backends.base import Backend
+from peagle.catalog import model_name
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
@@ -22,7 +23,6 @@ from peagle.heads.load import load_drafter
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
-from peagle.shown import model_name
 
 Prompt = str | list[int]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peagle.catalog import model_name
 from peagle.errors import InputError
 from peagle.heads.format import FETCH_AGAIN, HeadFiles, state_dict_of
 from peagle.methods.keys import AUX_COUNT, CORRECTION, LAYER_IDS, READ, digest, mask_ids
@@ -17,7 +18,6 @@ from peagle.model.base_target import BaseTarget
 from peagle.model.config import default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
 from peagle.model.layer_config import FULL, LAYER_KEYS, OLD_ROPE, SLIDING
-from peagle.shown import model_name
 
 TABLE = "embed_tokens.weight"
 OFFSETS = f"d2t holds offsets (target id = draft id + d2t[draft id]), ascending: {FETCH_AGAIN}"

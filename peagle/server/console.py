@@ -21,7 +21,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from peagle.backends.batch import BLOCK
-from peagle.catalog import how_to_get, known_entry, load_catalog, record
+from peagle.catalog import how_to_get, known_entry, load_catalog, model_name, record
 from peagle.engine.drafting import MAX_NODES, Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -35,7 +35,6 @@ from peagle.server.conversations import conversation_ids
 from peagle.server.responses import ApiError
 from peagle.server.schema import Body, Messages
 from peagle.server.worker import Event, Worker
-from peagle.shown import model_name
 
 log = logging.getLogger(__name__)
 MAX_TOKENS = 256  # of each answer
