@@ -16,9 +16,15 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from peagle.data.captured import difference, read_shards, target_hashes
+from peagle.data.captured import (
+    Origin,
+    difference,
+    read_shards,
+    target_hashes,
+    token_bytes,
+    write_shard,
+)
 from peagle.data.example import Examples, fingerprint
-from peagle.data.shard import Origin, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput

@@ -12,9 +12,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny import random_prompts
 
-from peagle.data.captured import Captures, difference
+from peagle.data.captured import (
+    KEY,
+    Captures,
+    Origin,
+    Shard,
+    difference,
+    token_bytes,
+    write_shard,
+)
 from peagle.data.example import Example, fingerprint
-from peagle.data.shard import KEY, Origin, Shard, token_bytes, write_shard
 from peagle.errors import InputError
 from peagle.model.target import Target, TargetOutput
 from peagle.train.capture import MAX_HEADER

@@ -12,7 +12,7 @@ from refusals import refused
 from safetensors import SafetensorError
 from tiny import make_target, make_tokenizer, own_answers
 
-from peagle.data import shard as shard_module
+from peagle.data import captured as captured_module
 from peagle.data.captured import Captures
 from peagle.data.example import Example
 from peagle.model.target import Target, TargetOutput
@@ -122,7 +122,7 @@ def test_only_a_shard_that_is_gone_is_made_anew(own: Capturing) -> None:
 
 
 def test_a_full_disk_leaves_whole_shards(own: Capturing, monkeypatch: pytest.MonkeyPatch) -> None:
-    save, calls = shard_module.save_file, list[None]()
+    save, calls = captured_module.save_file, list[None]()
 
     def full(tensors: Any, path: Path, metadata: Any) -> None:
         calls.append(None)
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_whole_shards(own: Capturing, monkeypatch: pytest.Mon
         save(tensors, path, metadata)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(shard_module, "save_file", full)
+        patch.setattr(captured_module, "save_file", full)
         own.run("a")
     assert sorted(own.contents("a")) == ["shard-00000.safetensors", "shard-00001.safetensors"]
     assert list(own.made("a")) == own.data

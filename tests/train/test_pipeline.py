@@ -14,7 +14,7 @@ from processes import forked, free_port
 from safetensors.torch import load_file
 from tiny import make_target, save_target
 
-from peagle.data.shard import write_shard
+from peagle.data.captured import write_shard
 from peagle.train import capture as capture_module
 
 PARTS = 4
