@@ -134,9 +134,13 @@ def train(
             target, chat_template, device="cpu" if training.shard else device
         )
     head = _tapped(head, model, captured, recipe)
-    examples = _documents(captured or data, model, training, max_length, strict)
-    if captured is not None:
+    if captured is None:
+        files = [_synthesize(model, training)] if synthetic else data
+        examples = _read(files, model, max_length, strict)
+    else:
         captured.check(model, head.feature_layers)
+        captured.verify()
+        examples = captured
     drafter = _drafter(start, model, head, examples, training.seed, captured)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
@@ -203,22 +207,6 @@ def _max_length(chosen: int | None, captured: Captures | None, recipe: str | Non
     check_at_least(4, max_length=chosen)
     default = PAPER_LENGTH if recipe == "paper" else MAX_LENGTH
     return default if chosen is None else chosen
-
-
-def _documents(
-    data: Captures | Sequence[Path],
-    target: Target,
-    config: TrainConfig,
-    max_length: int,
-    strict: bool,
-) -> Documents[Any]:
-    """Training documents: captured, written by the target now, or read from files."""
-    if isinstance(data, Captures):
-        data.check(target)
-        data.verify()
-        return data
-    files = [_synthesize(target, config)] if data == SYNTH else data
-    return _read(files, target, max_length, strict)
 
 
 def _read(files: Sequence[Path], target: Target, max_length: int, strict: bool) -> Documents[Any]:

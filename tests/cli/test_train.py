@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +19,14 @@ from typer.testing import CliRunner
 
 from peagle.cli import train
 from peagle.cli.main import app
+from peagle.data.documents import Documents
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
-from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train import warm_start
 from peagle.train.config import TrainConfig
 from peagle.train.spec import HeadSpec
+from peagle.train.trainer import Trainer
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,29 +93,31 @@ def test_settings_in_rising_order(target: Path, answers: Path, tmp_path: Path) -
 def test_recipe_of_the_paper_is_overridden_by_all_else(
     target: Path, training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused
 ) -> None:
-    read, specs = list[tuple[TrainConfig, int]](), list[HeadSpec]()
+    lengths, specs, configs = list[int](), list[HeadSpec](), list[TrainConfig]()
 
-    def documents(
-        data: object, model: Target, config: TrainConfig, max_length: int, strict: bool
-    ) -> list[Any]:
-        read.append((config, max_length))
-        return []
+    def read(files: object, model: Target, max_length: int, strict: bool) -> Documents[Any]:
+        lengths.append(max_length)
+        return Documents([])
 
-    def drafter(init_from: object, model: Target, spec: HeadSpec, *rest: object) -> Drafter:
-        specs.append(spec)
+    def trainer(config: TrainConfig, *rest: object) -> Trainer:
+        configs.append(config)
         raise InputError("seen enough")
 
-    monkeypatch.setattr(train, "_drafter", drafter)
-    monkeypatch.setattr(train, "_documents", documents)
+    monkeypatch.setattr(train, "_read", read)
+    monkeypatch.setattr(train, "_drafter", lambda start, model, spec, *_: specs.append(spec))
+    held_out = SimpleNamespace(documents=[0])
+    monkeypatch.setattr(train, "_split", lambda *_: ([], None, held_out))
+    monkeypatch.setattr(train, "Trainer", trainer)
     config = tmp_path / "run.yaml"
     config.write_text("lr: 2e-4\n")
     command = (*training, "--output", tmp_path / "out", "--steps", 1)
-    layers = len(load_target(str(target)).layers)
+    layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
 
     refused(*command, "--recipe", "paper")
-    settings, length = read[-1]
+    settings = configs[-1]
     assert (settings.ratio, settings.decay) == (0.8, 1.0)
-    assert (settings.lr, settings.warmup, settings.batch, length) == (1e-4, 0.0025, 8, 8192)
+    assert (settings.lr, settings.warmup, settings.batch) == (1e-4, 0.0025, 8)
+    assert lengths[-1] == 8192
     assert specs[-1].embedding == "full"
     assert specs[-1].feature_layers == (2, layers // 2, layers - 1)
 
@@ -121,13 +125,13 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
     recipe, file = ("--recipe", "paper"), ("--config", config)
     for order in (recipe + file, file + recipe):
         refused(*command, *order, *own)
-        settings, length = read[-1]
+        settings = configs[-1]
         assert (settings.lr, settings.ratio, settings.batch) == (2e-4, 0.6, 2)
-        assert (settings.warmup, length) == (0.0025, 64)
+        assert (settings.warmup, lengths[-1]) == (0.0025, 64)
         assert specs[-1].feature_layers == (1, 2, 3)
     config.write_text("recipe: paper\n")
     refused(*command, "--config", config)
-    assert read[-1][0].batch == 8
+    assert configs[-1].batch == 8
     refused(*command, "--recipe", "papers", field="recipe")
 
 
