@@ -86,7 +86,10 @@ def start(
     _check_place(context, where.to)
     entry = _entry(name)
     if where.to == "local":
-        _serve(_line(name, entry, choices), run=yes and not dry_run)
+        line = _line(name, entry, choices)
+        typer.echo(shlex.join(line))
+        if yes and not dry_run:
+            os.execv(sys.executable, [sys.executable, "-m", *line])
         return
     plan = make_plan(name, entry, where.to, choices)
     if where.to == "kubernetes":
@@ -181,19 +184,11 @@ def _line(name: str, entry: Entry, choices: Choices) -> list[str]:
     return ["peagle", "serve", name, *flag_options(options), *(["--", *flags] if flags else [])]
 
 
-def _serve(line: list[str], *, run: bool) -> None:
-    """Print the command line for this machine; with `run`, become that process."""
-    typer.echo(shlex.join(line))
-    if run:
-        os.execv(sys.executable, [sys.executable, "-m", *line])
-
-
 def _entry(name: str) -> Entry:
     """The catalog's entry. A hub id that it does not know has neither a head nor flags."""
-    entry = known_entry(name)
-    if entry is None and is_hub_id(name):
+    if known_entry(name) is None and is_hub_id(name):
         return Entry(target=name, heads={})
-    return entry or find_entry(name)
+    return find_entry(name)
 
 
 def _ask(what: str, yes: bool) -> None:

