@@ -14,14 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.engine.engine": 1920,
-    "peagle.engine.llm": 5291,
+    "peagle.engine.llm": 5287,
     "peagle.model.drafter": 326,
     "peagle.train.trainer": 1976,
     "peagle.backends.torch": 682,
     "peagle.backends.cuda.backend": 1035,
     "peagle.backends.cpu.backend": 1145,
 }
-PACKAGE = 16_158
+PACKAGE = 16_153
 CPP = 1800  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

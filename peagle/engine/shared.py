@@ -13,7 +13,6 @@ from peagle.engine import costs
 from peagle.engine.corrected import correction_table
 from peagle.engine.draft import Proposer
 from peagle.engine.grammars import Grammars
-from peagle.engine.kept_costs import KeptCurve, kept_curve
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
@@ -33,7 +32,7 @@ class SharedTarget:
         self.model = self.backend.target(target, own=own)
         self.grammars = Grammars(target)
         self.lock = threading.Lock()  # held while an engine is made
-        self._verify: KeptCurve | None = None  # for the largest count so far
+        self._verify: costs.KeptCurve | None = None  # for the largest count so far
 
     def verify_curve(self, max_rows: int) -> costs.Curve:
         """Costs of the target, up to `max_rows` rows: a copy for one engine, which corrects it."""
@@ -42,7 +41,7 @@ class SharedTarget:
             decisive = (type(self.model), self._sizes, target.dtype, target.quantize)
             measure = partial(costs.verify_curve, target, self.model, max_rows)
             rows = costs.row_counts(max_rows)
-            self._verify = kept_curve(rows, decisive, target.device, measure)
+            self._verify = costs.kept_curve(rows, decisive, target.device, measure)
         return self._verify.correcting(costs.WatchedCurve(self._verify.curve))
 
     def draft_curve(self, model: DrafterModel, drafter: Drafter, max_rows: int) -> costs.Curve:
@@ -51,7 +50,7 @@ class SharedTarget:
         shapes = [(name, weight.shape, weight.dtype) for name, weight in weights]
         measure = partial(costs.draft_curve, model, max_rows)
         rows = costs.row_counts(max_rows, costs.PROMPT_ROWS)
-        kept = kept_curve(rows, (type(model), shapes), self.target.device, measure)
+        kept = costs.kept_curve(rows, (type(model), shapes), self.target.device, measure)
         return kept.correcting(kept.curve)
 
     @cached_property

@@ -11,9 +11,8 @@ from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.own_code import OwnCodeTarget
 from peagle.catalog import CatalogHead, how_to_get, known_entry
-from peagle.engine.costs import Curve, measure, row_counts, seconds_of
+from peagle.engine.costs import Curve, kept_curve, measure, row_counts, seconds_of
 from peagle.engine.drafting import AUTO_NODES
-from peagle.engine.kept_costs import kept_curve
 from peagle.engine.setup import MAX_BATCH, token_bytes
 from peagle.engine.shared import weight_sizes
 from peagle.model.base_target import BaseTarget

@@ -11,10 +11,9 @@ from tiny import make_target
 
 from peagle.backends.torch import TorchBackend
 from peagle.engine import costs as measured_costs
-from peagle.engine import kept_costs, shared
+from peagle.engine import shared
 from peagle.engine.adaptive import AdaptiveBudget
-from peagle.engine.costs import Curve, WatchedCurve
-from peagle.engine.kept_costs import kept_curve
+from peagle.engine.costs import Curve, WatchedCurve, kept_curve
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
@@ -99,10 +98,10 @@ def test_others_are_measured(monkeypatch: pytest.MonkeyPatch, costs: Path) -> No
     kept_curve([1, 2, 4], ["model"], CPU, lambda: Curve({**MEASURED, 4: 0.03}))
     for name in ("fingerprint", "_device_name"):
         with monkeypatch.context() as other:
-            other.setattr(kept_costs, name, lambda *_: "other")
+            other.setattr(measured_costs, name, lambda *_: "other")
             kept_curve([1, 2], ["model"], CPU, measured)
     with monkeypatch.context() as other:
-        other.setattr(kept_costs, "__version__", "other")
+        other.setattr(measured_costs, "__version__", "other")
         kept_curve([1, 2], ["model"], CPU, measured)
     with monkeypatch.context() as other:
         other.setattr(torch, "get_num_threads", lambda: 99)
