@@ -22,7 +22,7 @@ LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.backends.cpu.backend": 1145,
 }
 PACKAGE = 16_153
-CPP = 1800  # code lines of peagle/backends/cpu/native
+CPP = 1785  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -73,11 +73,11 @@ struct Room {
 
 template <typename T>
 struct PlainSteps {
-  typedef FloatSteps<T> Steps;
+  typedef FloatSteps Steps;
 };
 template <>
 struct PlainSteps<Bf16> {
-  typedef std::conditional_t<HAS_PAIRS, PairSteps<Bf16>, WidenedSteps<Bf16>> Steps;
+  typedef std::conditional_t<HAS_PAIRS, PairSteps, WidenedSteps> Steps;
 };
 
 template <typename T>

@@ -88,31 +88,27 @@ inline void add_products(Wide (&sums)[ROWS][VECTORS], Read read, Add add) {
 // The ways to read weights: `add` adds a step of some panels, and goes on to the next. `Input` is
 // what a step multiplies of a row; the rows' inputs lie `stride` apart.
 
-template <typename T>
 struct FloatSteps : Place<1, LINE> {
   typedef float Input;
   static constexpr int KEPT = 1;
-  FloatSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
-      : Place(p.matrix, panel, panels, twice) {}
+  using Place<1, LINE>::Place;
 
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     add_products(
-        sums, [&](int i) { return this->template read<Wide>(i); },
+        sums, [&](int i) { return read<Wide>(i); },
         [&](Wide sum, Wide weights, int r) { return sum + x[r] * weights; });
     next();
   }
 };
 
 // Weights of bf16 become floats, which is exact.
-template <typename T>
 struct WidenedSteps : Place<2, LINE> {
   struct Input {
     float pair[2];
   };
   static constexpr int KEPT = 1;
-  WidenedSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
-      : Place(p.matrix, panel, panels, twice) {}
+  using Place<2, LINE>::Place;
 
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
@@ -125,7 +121,7 @@ struct WidenedSteps : Place<2, LINE> {
   template <int ODD, int ROWS, int VECTORS>
   void add_half(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     auto read_half = [&](int i) {
-      WideBits both = this->template read<WideBits>(i);
+      WideBits both = read<WideBits>(i);
       return Wide(ODD ? both & 0xffff0000u : both << 16);
     };
     add_products(sums, read_half,
@@ -134,17 +130,15 @@ struct WidenedSteps : Place<2, LINE> {
 };
 
 // Weights of bf16 as they lie, where the CPU multiplies pairs.
-template <typename T>
 struct PairSteps : Place<2, LINE> {
   typedef uint32_t Input;
   static constexpr int KEPT = 1;
-  PairSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
-      : Place(p.matrix, panel, panels, twice) {}
+  using Place<2, LINE>::Place;
 
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
     add_products(
-        sums, [&](int i) { return this->template read<WideBits>(i); },
+        sums, [&](int i) { return read<WideBits>(i); },
         [&](Wide sum, WideBits weights, int r) {
           return dot_pairs(sum, weights, WideBits{} + x[r]);
         });
@@ -167,11 +161,11 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
   static constexpr int64_t FOURS = GROUP / 4;
   static constexpr int32_t MORE = SURPLUS<BITS> + (BITS == 4 ? 8 : 0);
 
-  ByteSteps(const Product<T>& p, int64_t panel, int64_t panels, bool twice)
-      : ByteSteps::Place(p.matrix, panel, panels, twice) {
+  ByteSteps(const Matrix& m, int64_t panel, int64_t panels, bool twice)
+      : ByteSteps::Place(m, panel, panels, twice) {
     if (BITS == 8) return;
-    int64_t numbers = p.matrix.inputs / GROUP * 2 * LANES;
-    scales = static_cast<const T*>(p.matrix.scales) + panel * numbers;
+    int64_t numbers = m.inputs / GROUP * 2 * LANES;
+    scales = static_cast<const T*>(m.scales) + panel * numbers;
     scales_apart = twice ? 0 : numbers;
   }
 
@@ -257,7 +251,7 @@ template <int ROWS, int PANELS, typename Steps, typename T>
 void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
                     const typename Steps::Input* x, int64_t rows, int64_t row) {
   int64_t count = steps(product.matrix.inputs, Steps::INPUTS_OF_A_STEP);
-  Steps weights(product, panel, PANELS, panels < PANELS);
+  Steps weights(product.matrix, panel, PANELS, panels < PANELS);
   Wide sums[ROWS][PANELS * PARTS] = {};
   x += row;
   for (int64_t k = 0; k < count; ++k) {
@@ -320,7 +314,7 @@ inline void spread(const T* x, int64_t inputs, float* to, int64_t apart) {
 }
 
 template <typename T>
-inline void spread(const T* x, int64_t inputs, typename WidenedSteps<T>::Input* to, int64_t apart) {
+inline void spread(const T* x, int64_t inputs, WidenedSteps::Input* to, int64_t apart) {
   for (int64_t i = 0; i < inputs; i += 2) {
     to[i / 2 * apart].pair[0] = load(x[i]);
     to[i / 2 * apart].pair[1] = i + 1 < inputs ? load(x[i + 1]) : 0.0f;
