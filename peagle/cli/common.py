@@ -15,14 +15,12 @@ from rich.table import Table
 
 from peagle.catalog import model_name
 from peagle.cli.options import check_at_least, flag, with_flags
-from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
 from peagle.files import unusable
 from peagle.vllm.process import default_engine
 
 if TYPE_CHECKING:  # what runs models is imported by what runs: --help does not wait for torch
     from peagle.engine.llm import LLM
-    from peagle.engine.run import Run
     from peagle.model.target import Target
 
 screen = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -143,9 +141,8 @@ def open_llm(
     device = announced_device(options.device)
     logging.disable_progress_bar()
     with screen.status(f"loading {model_name(target)}"):
-        load: dict[str, Any] = {"dtype": options.dtype, "device": device}
-        load |= {"quantize": options.quantize, "max_batch": max_batch, "kv_tokens": kv_tokens}
-        llm = LLM(target, **load)
+        sizes: dict[str, Any] = {"max_batch": max_batch, "kv_tokens": kv_tokens}
+        llm = LLM(target, dtype=options.dtype, device=device, quantize=options.quantize, **sizes)
         use_template(llm.tokenizer, options.chat_template)
         drafter = None if head is None else llm.load_head(head.folder, force=options.force)
     lookup = True if method == "lookup" else None
@@ -229,13 +226,6 @@ def resolve_engine(
     if choice.why and device != "cpu":
         screen.print(with_flags(choice.why), markup=False)
     return choice.engine
-
-
-def check_answered(run: "Run") -> None:
-    """Raises RequestFailure when the first answer could not go on."""
-    answer = run.completions()[0]
-    if answer.failure is not None:
-        raise RequestFailure(answer.failure)
 
 
 def print_table(table: Table) -> None:

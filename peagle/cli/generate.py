@@ -13,7 +13,7 @@ import typer
 
 from peagle.cli import common
 from peagle.cli.options import App, Fields
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Chunk
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
@@ -76,7 +76,7 @@ def generate(
             for _ in run:
                 pass
         typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
-        common.check_answered(run)
+        _check_answered(run)
         return
     chunks = show_trees(llm, run) if show_tree else run
     _show_answer(llm, run, model, chunks)
@@ -108,8 +108,15 @@ def _show_answer(
 ) -> None:
     """Print the answer as it comes, then its last line."""
     show(chunks)
-    common.check_answered(run)
+    _check_answered(run)
     common.console.print(f"[dim]{last_line(llm, run, model)}[/]")
+
+
+def _check_answered(run: "Run") -> None:
+    """Raises RequestFailure when the first answer could not go on."""
+    answer = run.completions()[0]
+    if answer.failure is not None:
+        raise RequestFailure(answer.failure)
 
 
 def _read() -> str:

@@ -111,7 +111,7 @@ def user_turn(
 def synthesize(
     llm: LLM,
     output: Path,
-    config: SynthConfig | None = None,
+    config: SynthConfig,
     on_record: Callable[[int, int], None] = lambda done, total: None,
 ) -> SynthReport:
     """Have the target write prompts and answer them, until `output` holds `config.count` records,
@@ -120,7 +120,7 @@ def synthesize(
     Raises InputError when the template cannot be cut, `output` holds anything else or is being
     written by another process, or 200 drafts in a row cannot be used.
     """
-    return _Synthesis(llm, config or SynthConfig()).run(output, on_record)
+    return _Synthesis(llm, config).run(output, on_record)
 
 
 class _Synthesis:

@@ -45,14 +45,14 @@ class Proposer:
     def propose(
         self,
         slots: Sequence[NewSlots],
-        matchers: Sequence[Matcher | None] | None = None,
-        nodes: int | None = None,
-        chance: Chance = lambda _, prob: prob,
+        matchers: Sequence[Matcher | None],
+        nodes: int | None,
+        chance: Chance,
     ) -> list[Offer]:
         """Draft for B requests, as deep as they ask for. Offers are read before the requests'
         grammars advance.
 
-        `matchers`: the grammar of each request after its verified tokens; None: no request has one.
+        `matchers`: the grammar of each request after its verified tokens; None: it has none.
         `nodes`: the size of the trees; None: chains.
         """
         at = [slot for new in slots for slot in slots_of(new.blocks, new.start, len(new.ids))]
@@ -61,7 +61,6 @@ class Proposer:
         siblings = SIBLINGS if nodes and self.method.parallel else 1
         table, drafter = self.correction_table, self.model.drafter
         scorer = Scorer(self.method, drafter, table, siblings, chance)
-        matchers = matchers or [None] * len(slots)
         if not self.method.parallel:
             return scorer.chains(steps, matchers)
         states = next(steps, None)

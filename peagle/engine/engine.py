@@ -61,7 +61,7 @@ class Engine:
         model: "TargetModel",
         settings: Settings,
         budget: Budget,
-        proposer: Proposer | None = None,  # None: the target decodes alone
+        proposer: Proposer | None,  # None: the target decodes alone
     ) -> None:
         self.target = target
         self.model = model

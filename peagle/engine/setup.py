@@ -116,9 +116,7 @@ def _numbers(shapes: Sequence[HeadShape]) -> int:
     return sum(shape.heads * (shape.key_size + shape.value_size) for shape in shapes)
 
 
-def default_max_batch(
-    target: BaseTarget, drafter: Drafter | None, wanted: int | None = None
-) -> int:
+def default_max_batch(target: BaseTarget, drafter: Drafter | None, wanted: int | None) -> int:
     """Requests decoded together, where no number is given: at most 8 on a CPU, 64 on a GPU.
 
     A CPU is busy with a few rows, so more requests only slow each other down. A GPU reads the

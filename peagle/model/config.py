@@ -31,7 +31,7 @@ class Provenance:
     """The target and the data that a head was trained on; checked when the head is loaded."""
 
     target: str = ""  # name the user gave
-    config_hash: str = ""  # of the target's architecture (model/target.py)
+    config_hash: str = ""  # of the target's architecture (model/fingerprints.py)
     weights_hash: str = ""  # of a few of the target's weights
     template_hash: str = ""  # of its chat template
     # What it was trained on, however config.json is edited later; empty for older heads.

@@ -80,7 +80,7 @@ def with_norms(
     target: Target,
     answers: Iterable[list[int]],
     spec: HeadSpec,
-    captured: Captured | None = None,
+    captured: Captured | None,
 ) -> Drafter:
     """The same head with the norms that `spec` asks for, to be trained on with them."""
     known = drafter.config

@@ -112,7 +112,8 @@ def test_training_equals_the_engine(target: Target) -> None:
     for anchor in range(7, TOKENS - DEPTHS - 2):
         start = 0 if anchor == 7 else anchor
         ids = sequence.ids[start + 1 : anchor + 2].tolist()
-        (offer,) = proposer.propose([NewSlots(blocks, start, ids, DEPTHS)])
+        slots = [NewSlots(blocks, start, ids, DEPTHS)]
+        (offer,) = proposer.propose(slots, [None], None, lambda _, prob: prob)
         best = [int(trained[anchor, d].argmax()) for d in range(DEPTHS)]
         assert grow(offer, DEPTHS).tokens == drafter.target_ids[best].tolist()
 

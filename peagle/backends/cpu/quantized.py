@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 KINDS = ("int8", "int4")
 
 
-def check_quantize(kind: str | None, device: str) -> None:
+def check_quantize(kind: str, device: str) -> None:
     """Raises InputError for an unknown kind, or another device than the CPU."""
-    if kind is not None and kind not in KINDS:
+    if kind not in KINDS:
         known = f"choose {' or '.join(KINDS)}"
         raise InputError("not a kind of quantisation", field="quantize", value=kind, fix=known)
-    if kind is not None and device != "cpu":
+    if device != "cpu":
         why = f"only on the CPU, not on {device}"
         raise InputError(why, field="quantize", value=kind, fix="choose `device` cpu")
 

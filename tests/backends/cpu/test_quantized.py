@@ -129,4 +129,3 @@ def test_families_run_quantized(family: str) -> None:
 def test_bad_choices(kind: str, device: str) -> None:
     with refused("quantize"):
         check_quantize(kind, device)
-    check_quantize(None, device)
