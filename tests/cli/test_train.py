@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from json_files import read_json
 from runner import SMALL, Words, invoke, metrics, printed
 from tiny import METHODS
 from typer.main import get_command
@@ -111,7 +112,7 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
     config = tmp_path / "run.yaml"
     config.write_text("lr: 2e-4\n")
     command = (*training, "--output", tmp_path / "out", "--steps", 1)
-    layers = json.loads((target / "config.json").read_text())["num_hidden_layers"]
+    layers = read_json(target / "config.json")["num_hidden_layers"]
 
     refused(*command, "--recipe", "paper")
     settings = configs[-1]
