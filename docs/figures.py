@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from peagle.train.attention import visible
+from peagle.train.attention import sees
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import Elements, one_pass, partition, sample_elements
 
@@ -200,7 +200,9 @@ def elements(look: Look) -> Figure:
 def mask(look: Look) -> Figure:
     """The attention mask of the same elements."""
     kept, documents, _ = drawn()
-    seen, count = visible(kept, documents), len(kept.anchor)
+    count = len(kept.anchor)
+    each = torch.arange(count)
+    seen = sees(kept, documents[kept.anchor], None, each[:, None], each)
     figure = Figure((7.2, 7.2))
     axes = figure.add_axes((0.11, 0.02, 0.87, 0.87))
     depths = kept.depth.tolist()

@@ -77,8 +77,7 @@ class TrainingPass(NamedTuple):
     positions: Tensor  # (N,) of each token in its document
     features: Tensor  # (N, F·E_t) of the target
     elements: Elements
-    attend: Callable[[Elements], Attend]  # over elements run in one forward
-    visible: Callable[[Elements], Tensor]  # (E, E) bool: which elements each one sees
+    attend: Callable[[Sequence[int]], Attend]  # by the number of elements of each forward
 
 
 class Method(Protocol):

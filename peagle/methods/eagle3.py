@@ -13,7 +13,6 @@ from peagle.backends.batch import Batch, Span
 from peagle.errors import InputError
 from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, NewSlots, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
-from peagle.model.attention import AttentionSpec, attention
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter
 from peagle.model.tensors import pad_rows
@@ -61,15 +60,12 @@ class Eagle3:
 
     def train_forward(self, drafter: Drafter, inputs: TrainingPass) -> Tensor:
         """Training-time test: depth by depth, each fed the hidden state before it. The last tile of
-        a depth is filled with copies of element 0, which are masked as keys."""
+        a depth is filled with copies of element 0."""
         elements = inputs.elements
         groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
-        padded = [pad_rows(group) for group in groups]
-        real = torch.cat([pad_rows(torch.ones_like(group)) for group in groups]).bool()
-        rows = torch.cat(padded)
-        attend = StepwiseAttend(inputs.visible(elements)[rows][:, rows] & real)
+        attend = inputs.attend([len(group) for group in groups])
         outputs = list[Tensor]()
-        anchors = [elements.anchor[rows] for rows in padded]
+        anchors = [elements.anchor[pad_rows(group)] for group in groups]
         feature = drafter.project(inputs.features[anchors[0]])
         for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
             positions = inputs.positions[anchor] + depth
@@ -97,22 +93,3 @@ class Eagle3:
 def _next_slot(new: NewSlots, depth: int) -> Span:
     """The slot of a request that is fed its draft token number `depth`, counted from 1."""
     return Span(new.blocks, new.start + len(new.ids) - 1 + depth, [0])
-
-
-class StepwiseAttend:
-    """Attend of a drafter that is called once a depth, with the next rows of the mask (E, E); keys
-    and values of earlier calls are kept in front."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
-        self._seen = dict[int, tuple[Tensor, Tensor]]()  # by layer
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        first = 0
-        if layer in self._seen:
-            keys, values = self._seen[layer]
-            first = len(keys)
-            k = torch.cat([keys, k])
-            v = torch.cat([values, v])
-        self._seen[layer] = k, v
-        return attention(q, k, v, self.mask[first : first + len(q), : len(k)], spec)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from peagle.backends.batch import Batch, Span
 from peagle.errors import InputError
-from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, Elements, TrainingPass
+from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.config import DrafterConfig
 from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.tensors import missing_rows, pad_rows
+from peagle.model.tensors import pad_rows
 
 
 class PEagle:
@@ -66,16 +66,15 @@ class PEagle:
         """All elements in one forward: real inputs at depth 0, placeholders at the others."""
         mask_id = drafter.config.mask_token_id
         assert mask_id is not None
-        count = len(inputs.elements.anchor)
-        padded = _padded(inputs.elements)
-        anchor, depth = padded
+        anchor, depth = inputs.elements
+        count = len(anchor)
         real = anchor[depth == 0]
         projected = drafter.project(pad_rows(inputs.features[real]))[: len(real)]
-        placeholders = drafter.placeholders(len(anchor) - len(real))
+        positions = pad_rows(inputs.positions[anchor] + depth)
+        placeholders = drafter.placeholders(len(positions) - len(real))
         ids = F.pad(inputs.ids[real + 1], (0, len(placeholders)), value=mask_id)
         features = torch.cat([projected, placeholders])
-        positions = inputs.positions[anchor] + depth
-        out: DrafterOutput = drafter(ids, features, positions, inputs.attend(padded))
+        out: DrafterOutput = drafter(ids, features, positions, inputs.attend([count]))
         return out.normed[:count]
 
     def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:
@@ -97,12 +96,3 @@ class PEagle:
             raise InputError(why, field="to", value="speculators", fix="choose vllm")
         keys = speculators_keys(config, "peagle", "PEagleSpeculator")
         return keys | {"mask_token_id": config.mask_token_id}
-
-
-def _padded(elements: Elements) -> Elements:
-    """Elements up to a whole number of tiles (`model/tensors.py`). Added ones are deeper than every
-    element, so that only added ones see them."""
-    more = missing_rows(len(elements.anchor))
-    anchor = torch.cat([elements.anchor, elements.anchor[:1].expand(more)])
-    after = (elements.depth[-1:] + 1).expand(more)
-    return Elements(anchor, torch.cat([elements.depth, after]))

@@ -75,9 +75,9 @@ def plan(  # noqa: PLR0913 (what decides)
     }
     cost = pass_cost(drafter)
     left = (room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
-    segments = segments or choose_segments(elements, documents, cost, left, dense=dense)
-    activations, mask = largest_pass(elements, documents, cost, segments, dense=dense)
-    of_step |= {"activations": int(activations), "attention mask": int(mask)}
+    segments = segments or choose_segments(elements, documents, cost, left)
+    largest = largest_pass(elements, documents, segments)
+    of_step |= {"activations": int(cost.of(largest))}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
     hours = None if rate is None else tokens / rate / processes / 3600
     return Plan(memory, segments, round(tokens / answered) * states, hours)

@@ -19,27 +19,26 @@ keys of earlier anchors, so a mask is kept for the others only: memory is linear
 Where a head has a window of W, an element sees no key W or more positions before it, as slots do.
 """
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
-from peagle.model.tensors import pad_rows
+from peagle.model.tensors import missing_rows, pad_rows
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
 SCORES = 1 << 22  # scores that exist at once, of as many heads as that allows, at least one
 
-
-def visible(elements: Elements, documents: Tensor, window: int | None = None) -> Tensor:
-    """Dense mask (E, E) bool; `documents` (N,) is the document of each token."""
-    each = torch.arange(len(elements.anchor), device=elements.anchor.device)
-    return sees(elements, documents[elements.anchor], window, each[:, None], each)
+Seen = list[tuple[Tensor, Tensor]]  # keys and values, both (E, M, H), of each step so far
 
 
 def sees(elements: Elements, owner: Tensor, window: int | None, q: Tensor, k: Tensor) -> Tensor:
@@ -54,28 +53,43 @@ def sees(elements: Elements, owner: Tensor, window: int | None, q: Tensor, k: Te
     return seen & (place[q] - place[k] < window)
 
 
-def block_mask(elements: Elements, documents: Tensor, window: int | None = None) -> BlockMask:
-    """The same mask for FlexAttention (CUDA), in blocks; compiled there, so that no table of all
-    pairs is made."""
+def in_tiles(elements: Elements, counts: Sequence[int]) -> tuple[Elements, list[range]]:
+    """Elements of each step up to whole tiles (`model/tensors.py`), and each step's. Added ones are
+    deeper than every element, so that only added ones see them."""
+    first, deeper = int(elements.anchor[0]), int(elements.depth[-1]) + 1
+    anchors, depths, ends = list[Tensor](), list[Tensor](), [0]
+    for anchor, depth in zip(*(x.split(list(counts)) for x in elements), strict=True):
+        more = (0, missing_rows(len(anchor)))
+        anchors.append(F.pad(anchor, more, value=first))
+        depths.append(F.pad(depth, more, value=deeper))
+        ends.append(ends[-1] + len(anchors[-1]))
+    tiled = Elements(torch.cat(anchors), torch.cat(depths))
+    return tiled, [range(*step) for step in pairwise(ends)]
+
+
+def block_mask(
+    elements: Elements, documents: Tensor, step: range, window: int | None = None
+) -> BlockMask:
+    """The mask for FlexAttention (CUDA), in blocks: rows are the elements `step`, keys all before
+    its end. It is compiled there, so that no table of all pairs is made."""
     owner = documents[elements.anchor]
-    count = len(elements.anchor)
+    rows = torch.arange(step.start, step.stop, device=owner.device)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return sees(elements, owner, window, q, k)
+        return sees(elements, owner, window, rows[q], k)
 
-    device = elements.anchor.device
-    on_gpu = device.type == "cuda"
-    return create_block_mask(mask_mod, None, None, count, count, device, _compile=on_gpu)
+    sizes = len(step), step.stop
+    return create_block_mask(mask_mod, None, None, *sizes, owner.device, _compile=owner.is_cuda)
 
 
-class FlexAttend:
-    """Attend under a BlockMask with compiled FlexAttention (CUDA)."""
+class FlexStep(NamedTuple):
+    """A step under a BlockMask with compiled FlexAttention (CUDA)."""
 
-    def __init__(self, mask: BlockMask, kernel: Callable[..., Tensor] = flex_attention) -> None:
-        self.mask = mask
-        self.kernel = kernel
+    mask: BlockMask
+    kernel: Callable[..., Tensor] = flex_attention
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def over(self, q: Tensor, seen: Seen, spec: AttentionSpec) -> Tensor:
+        k, v = (torch.cat(parts) for parts in zip(*seen, strict=True))
         # Under autocast norms return float32, and the kernel needs one dtype.
         q, k, v = (x.to(v.dtype).transpose(0, 1)[None] for x in (q, k, v))
         out = self.kernel(q, k, v, block_mask=self.mask, scale=spec.scale, enable_gqa=True)
@@ -98,75 +112,97 @@ class Block(NamedTuple):
         return pad_rows(torch.cat([context, self.near]))
 
 
-class BlockAttend:
-    """Attend of elements, sorted by depth, then anchor, over documents (N,). Computes in `dtype`;
-    scores and sums over blocks are float32 at least."""
+class BlockStep:
+    """A step of elements in tiles, sorted by depth, then anchor, over documents (N,). Computes in
+    the type of the values; scores and sums over blocks are float32 at least."""
 
     def __init__(
-        self, elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None = None
+        self, elements: Elements, documents: Tensor, step: range, window: int | None = None
     ) -> None:
         self.window = window
-        self.blocks = list(_blocks(elements, documents, _precise(dtype), window))
+        self.blocks = list(_blocks(elements, documents, step, window))
         self.longest = max(len(block.keys) for block in self.blocks)
-        self.dtype = dtype
 
     @torch.compiler.disable  # the number of blocks varies: each would have a graph
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def over(self, q: Tensor, seen: Seen, spec: AttentionSpec) -> Tensor:
         assert spec.window == self.window and spec.softcap is None and spec.sinks is None
-        q = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
-        q, k, v = (x.to(self.dtype) for x in (q, k.transpose(0, 1), v.transpose(0, 1)))
-        heads = max(1, SCORES // (q.shape[1] * ROWS * self.longest))
-        parts = zip(*(x.split(heads) for x in (q, k, v)), strict=True)
-        out = torch.cat([_Attention.apply(*part, self.blocks, spec.scale) for part in parts])
+        dtype = seen[0][1].dtype  # under autocast norms return float32
+        keys, values = (
+            [x.to(dtype).transpose(0, 1) for x in part] for part in zip(*seen, strict=True)
+        )
+        q = q.to(dtype).unflatten(1, (len(keys[0]), -1)).permute(1, 2, 0, 3)
+        # In equal parts: torch keeps kernels for every shape.
+        allowed = max(1, SCORES // (q.shape[1] * ROWS * self.longest))
+        heads = max(n for n in range(1, allowed + 1) if len(q) % n == 0)
+        parts = zip(*(x.split(heads) for x in (q, *keys, *values)), strict=True)
+        out = torch.cat([_Attention.apply(self.blocks, spec.scale, *part) for part in parts])
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
+class StepsAttend:
+    """Attend of a drafter that runs its elements in steps, a forward each; a step sees the keys of
+    all before it."""
+
+    def __init__(self, steps: Sequence[FlexStep | BlockStep]) -> None:
+        self.steps = steps
+        self._seen = defaultdict[int, Seen](list)  # by layer
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        if len(self.steps) == 1:  # it runs again where activations are recomputed
+            return self.steps[0].over(q, [(k, v)], spec)
+        seen = self._seen[layer]
+        seen.append((k.to(v.dtype), v))
+        return self.steps[len(seen) - 1].over(q, seen, spec)
+
+
 def _blocks(
-    elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None
+    elements: Elements, documents: Tensor, step: range, window: int | None
 ) -> Iterator[Block]:
     anchor, depth = elements
     owner = documents[anchor]
-    order = anchor.argsort(stable=True)  # by anchor, then depth
-    ordered = anchor[order]
+    order = anchor[step.start : step.stop].argsort(stable=True)  # by anchor, then depth
+    queries = step.start + order
     context = anchor[depth == 0]
-    first = ordered[::ROWS].contiguous()
-    last = torch.cat([ordered[ROWS - 1 : -1 : ROWS], ordered[-1:]])
+    deeper = (depth[: step.stop] > 0).nonzero()[:, 0]
+    deeper = deeper[torch.isin(anchor[deeper], anchor[queries])]
+    deeper = deeper[anchor[deeper].argsort(stable=True)]
+    first, last = (anchor[queries[at::ROWS]].contiguous() for at in (0, ROWS - 1))
     begins = torch.searchsorted(documents[context], documents[first])
     if window is not None:
         begins = begins.maximum(torch.searchsorted(context, first - window + 1))
     ranges = [
         begins,
         torch.searchsorted(context, last, right=True),
-        torch.searchsorted(ordered, first),
-        torch.searchsorted(ordered, last, right=True),
+        torch.searchsorted(anchor[deeper], first),
+        torch.searchsorted(anchor[deeper], last, right=True),
     ]
-    each = torch.stack(ranges, dim=-1).tolist()
-    for rows, (start, stop, begin, end) in zip(order.split(ROWS), each, strict=True):
-        near = order[begin:end]
-        near = near[depth[near] > 0]
+    bounds = torch.stack(ranges, dim=-1).tolist()
+    each = zip(order.split(ROWS), queries.split(ROWS), bounds, strict=True)
+    for rows, asking, (start, stop, begin, end) in each:
+        near = deeper[begin:end]
         keys = torch.cat([torch.arange(start, stop, device=order.device), near])
-        seen = sees(elements, owner, window, rows[:, None], keys)
+        seen = sees(elements, owner, window, asking[:, None], keys)
         shared = int(seen.all(0).cumprod(0).sum())
-        unseen = ~seen[:, shared:]
-        mask = torch.zeros(unseen.shape, dtype=dtype, device=order.device)
-        mask.masked_fill_(unseen, float("-inf"))
+        mask = torch.zeros(seen[:, shared:].shape, device=order.device)
+        mask.masked_fill_(~seen[:, shared:], float("-inf"))
         yield Block(rows, (start, stop), near, shared, mask)
 
 
 class _Attention(torch.autograd.Function):
-    """q (M, G, E, H), k and v (M, E, H) → (M, G, E, H)."""
+    """q (M, G, T, H) over the keys and values (M, …, H) of each step → (M, G, T, H)."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: list[Block], scale: float
+        ctx: Any, blocks: list[Block], scale: float, q: Tensor, *keys_and_values: Tensor
     ) -> Tensor:
+        k, v = _joined(keys_and_values)
         out = torch.empty_like(q)
         with torch.autocast(q.device.type, enabled=False), _exact_products(q.dtype):
             for block in blocks:
                 rows, keys = block.rows, block.keys
                 weights = _weights(_rows_of(q, rows), k[:, keys], block, scale)
                 out[:, :, rows] = _by_group(weights.to(v.dtype) @ v[:, keys], rows)
-        ctx.save_for_backward(q, k, v)
+        ctx.save_for_backward(q, *keys_and_values)  # not joined: other steps save them, too
         ctx.blocks = blocks
         ctx.scale = scale
         return out
@@ -174,7 +210,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v = ctx.saved_tensors
+        q, *keys_and_values = ctx.saved_tensors  # read once: recomputed activations can be no more
+        k, v = _joined(keys_and_values)
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
         with _exact_products(q.dtype):
@@ -189,7 +226,15 @@ class _Attention(torch.autograd.Function):
                 grad_q[:, :, rows] = _by_group(grad_scores @ read, rows)
                 grad_k.index_add_(1, keys, (grad_scores.mT @ queries).to(grad_k.dtype))
                 grad_v.index_add_(1, keys, (weights.to(v.dtype).mT @ grads).to(grad_v.dtype))
-        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+        sizes = [x.shape[1] for x in keys_and_values[: len(keys_and_values) // 2]]
+        parts = [part for x in (grad_k, grad_v) for part in x.to(k.dtype).split(sizes, dim=1)]
+        return None, None, grad_q, *parts
+
+
+def _joined(keys_and_values: list[Tensor] | tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Keys (M, E, H) and values of all steps."""
+    steps = len(keys_and_values) // 2
+    return torch.cat(keys_and_values[:steps], dim=1), torch.cat(keys_and_values[steps:], dim=1)
 
 
 def _weights(queries: Tensor, read: Tensor, block: Block, scale: float) -> Tensor:

@@ -5,7 +5,7 @@ Shapes: N tokens, T rows, R rows, E elements or the target's hidden size, F·E f
 hidden, V draft vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +23,7 @@ from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
 from peagle.model.tensors import pad_rows
-from peagle.train.attention import BlockAttend, FlexAttend, block_mask, visible
+from peagle.train.attention import BlockStep, FlexStep, StepsAttend, block_mask, in_tiles
 from peagle.train.batches import PackedDocuments
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
@@ -108,26 +108,27 @@ def run_drafter(
     """Normed hidden states (E, D) of all elements."""
     features = features.to(drafter.norm.weight.dtype)
     window = drafter.config.transformer.sliding_window
-    autocast = torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu") if autocast else features.dtype
     inputs = TrainingPass(
         sequence.ids,
         sequence.positions,
         features,
         elements,
-        partial(_attend, documents=sequence.documents, dtype=dtype, window=window),
-        partial(visible, documents=sequence.documents, window=window),
+        partial(_attend, elements, sequence.documents, window),
     )
     return method_of(drafter.config).train_forward(drafter, inputs)
 
 
 def _attend(
-    elements: Elements, documents: Tensor, dtype: torch.dtype, window: int | None
+    elements: Elements, documents: Tensor, window: int | None, counts: Sequence[int]
 ) -> Attend:
-    if elements.anchor.is_cuda:
-        return FlexAttend(block_mask(elements, documents, window), _compiled_flex())
+    """Attend of forwards that run these counts of the elements, one after another."""
+
+    tiled, steps = in_tiles(elements, counts)
+    if documents.is_cuda:
+        masks = [block_mask(tiled, documents, step, window) for step in steps]
+        return StepsAttend([FlexStep(mask, _compiled_flex()) for mask in masks])
     # FlexAttention has no backward on the CPU.
-    return BlockAttend(elements, documents, dtype, window)
+    return StepsAttend([BlockStep(tiled, documents, step, window) for step in steps])
 
 
 @cache

@@ -11,7 +11,6 @@ from accelerate.utils import send_to_device
 from torch import Tensor
 
 from peagle.methods.base import Elements
-from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.tensors import free_memory
 from peagle.train.batches import Batches, PackedDocuments
@@ -21,23 +20,25 @@ from peagle.train.passes import run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again
-MASK_BYTES = 4  # an entry of a dense mask: as bool and as bf16, and gaps
 MAX_SEGMENTS = 64  # segments
 
 
 class PassCost(NamedTuple):
-    """Bytes that a pass keeps for backward, the mask aside."""
+    """Bytes that a pass keeps for backward."""
 
     fixed: float
     element: float  # added by each
-    parallel: bool  # the method runs all elements in one forward
+
+    def of(self, elements: int) -> float:
+        """Bytes of a pass over some elements."""
+        return self.fixed + self.element * elements
 
 
 def pass_cost(drafter: Drafter, *, bf16: bool = True) -> PassCost:
     """Measured on two short passes over random features, so that it holds for every drafter."""
     few, many = (_kept_for_backward(drafter, tokens, bf16=bf16) for tokens in PROBE)
     each = (many - few) / (PROBE[1] - PROBE[0])
-    return PassCost(few - each * (PROBE[0] - 1), each, method_of(drafter.config).parallel)
+    return PassCost(few - each * (PROBE[0] - 1), each)
 
 
 def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
@@ -46,12 +47,10 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
     features = torch.zeros(tokens, drafter.config.feature_width, device=device)
     anchors = torch.arange(tokens - 1, device=device)
     kept: dict[int, int] = {}
-    masks = {(rows, rows) for rows in (tokens - 1, tokens)}  # of the elements, or padded
 
     def count(tensor: Tensor) -> Tensor:
-        if tensor.requires_grad or tensor.shape[-2:] not in masks:
-            storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     elements = Elements(anchors, torch.zeros_like(anchors))
@@ -64,31 +63,19 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
-def pass_bytes(cost: PassCost, rows: int, *, dense: bool) -> tuple[float, float]:
-    """Memory of a pass over some elements: (activations, mask). `dense` on the CPU, where a method
-    that is not parallel has a table of all pairs."""
-    mask = MASK_BYTES * rows**2 if dense and not cost.parallel else 0.0
-    return cost.fixed + cost.element * rows, mask
-
-
-def choose_segments(
-    elements: Elements, documents: Tensor, cost: PassCost, room: float, *, dense: bool
-) -> int:
+def choose_segments(elements: Elements, documents: Tensor, cost: PassCost, room: float) -> int:
     """Fewest segments whose largest pass fits into `room` bytes; MAX_SEGMENTS when none does."""
     for segments in range(1, MAX_SEGMENTS):
-        if sum(largest_pass(elements, documents, cost, segments, dense=dense)) <= room:
+        if cost.of(largest_pass(elements, documents, segments)) <= room:
             return segments
     return MAX_SEGMENTS
 
 
-def largest_pass(
-    elements: Elements, documents: Tensor, cost: PassCost, segments: int, *, dense: bool
-) -> tuple[float, float]:
-    """`pass_bytes` of the largest segment."""
+def largest_pass(elements: Elements, documents: Tensor, segments: int) -> int:
+    """Elements of the largest segment."""
     every = torch.ones_like(elements.anchor, dtype=torch.bool)
     parts = partition(Segment(elements, every), documents, segments)
-    needs = [pass_bytes(cost, len(part.trained), dense=dense) for part in parts]
-    return max(needs, key=sum)
+    return max(len(part.trained) for part in parts)
 
 
 class TrainingSequence(NamedTuple):
@@ -131,5 +118,4 @@ class Sampler:
 
     def _fewest_segments(self, whole: Segment, sequence: PackedDocuments) -> int:
         room = SHARE * free_memory(self.device)
-        dense = self.device.type == "cpu"
-        return choose_segments(whole.elements, sequence.documents, self.cost, room, dense=dense)
+        return choose_segments(whole.elements, sequence.documents, self.cost, room)

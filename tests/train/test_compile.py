@@ -15,7 +15,7 @@ from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train import passes
-from peagle.train.attention import FlexAttend, block_mask
+from peagle.train.attention import FlexStep, StepsAttend, block_mask, in_tiles
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import one_pass, sample_elements
 from peagle.train.passes import compile_layers, run_target
@@ -94,8 +94,9 @@ def test_flex_attention_inside_compiled_layers(
     monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
     kernel = compiler(flex.flex_attention, dynamic=True)
 
-    def attend(elements: Elements, documents: Tensor, *_: Any, **__: Any) -> FlexAttend:
-        return FlexAttend(block_mask(elements, documents), kernel)
+    def attend(elements: Elements, documents: Tensor, _: None, counts: list[int]) -> StepsAttend:
+        tiled, [step] = in_tiles(elements, counts)
+        return StepsAttend([FlexStep(block_mask(tiled, documents, step), kernel)])
 
     monkeypatch.setattr(passes, "_attend", attend)
     compile_layers(drafter)

@@ -5,16 +5,20 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config as inductor
-from drawn_elements import CASES, elements_of
+from drawn_elements import CASES, by_depth, elements_of, visible
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from peagle.methods.base import Elements
-from peagle.methods.eagle3 import StepwiseAttend
 from peagle.model.attention import AttentionSpec, attention
-from peagle.train.attention import FlexAttend, block_mask, visible
+from peagle.model.tensors import pad_rows
+from peagle.train.attention import FlexStep, StepsAttend, block_mask, in_tiles
 
 BLOCK = 128  # elements of a block of torch's BlockMask
+
+
+def every(elements: Elements) -> range:
+    return range(len(elements.anchor))
 
 
 def brute_force(elements: Elements, documents: Tensor, window: int | None = None) -> Tensor:
@@ -45,7 +49,7 @@ def test_dense_mask(tokens: int, depths: int, seed: int, window: int | None) -> 
 def test_block_mask_is_the_same(tokens: int, depths: int, seed: int, window: int | None) -> None:
     elements, documents = elements_of(tokens, depths, seed)
     index = torch.arange(len(elements.anchor))
-    rule = block_mask(elements, documents, window).mask_mod
+    rule = block_mask(elements, documents, every(elements), window).mask_mod
     zero = torch.tensor(0)
     flex = rule(zero, zero, index[:, None], index[None])
     assert torch.equal(flex, brute_force(elements, documents, window))
@@ -58,8 +62,8 @@ def test_blocks_cover_the_mask(tokens: int, seed: int) -> None:
     elements, documents = elements_of(tokens, 8, seed)
     if seed == 2:
         documents = torch.zeros_like(documents)
-    made, true = block_mask(elements, documents), visible(elements, documents)
-    size = -(-len(true) // BLOCK)
+    made, true = block_mask(elements, documents, every(elements)), visible(elements, documents)
+    size = -(-len(pad_rows(true)) // BLOCK)
     padded = torch.nn.functional.pad(true, (0, size * BLOCK - len(true)) * 2)
     blocks = padded.view(size, BLOCK, size, BLOCK).transpose(1, 2)
     listed = made.to_dense()[0, 0].bool()
@@ -92,11 +96,25 @@ def test_flex_attention_equals_dense(tokens: int, depths: int, seed: int) -> Non
 
 
 def assert_as_dense(elements: Elements, documents: Tensor, kernel: Any) -> None:
+    """All elements in one forward, and a forward a depth."""
     qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
-    with torch.no_grad():
-        flex = FlexAttend(block_mask(elements, documents), kernel)(0, *qkv, spec)
     dense = attention(*qkv, visible(elements, documents), spec)
-    torch.testing.assert_close(flex, dense)
+    for counts in ([len(elements.anchor)], by_depth(elements)):
+        attend = flex_attend(elements, documents, counts, kernel)
+        with torch.no_grad():
+            parts = [
+                attend(0, *map(pad_rows, part), spec)[: len(part[0])]
+                for part in zip(*(x.split(counts) for x in qkv), strict=True)
+            ]
+        torch.testing.assert_close(torch.cat(parts), dense)
+
+
+def flex_attend(
+    elements: Elements, documents: Tensor, counts: list[int], kernel: Any
+) -> StepsAttend:
+    tiled, steps = in_tiles(elements, counts)
+    masks = [block_mask(tiled, documents, step) for step in steps]
+    return StepsAttend([FlexStep(mask, kernel) for mask in masks])
 
 
 # One kernel: no pool of processes that each import torch to compile it.
@@ -104,7 +122,9 @@ def assert_as_dense(elements: Elements, documents: Tensor, kernel: Any) -> None:
 def test_compiled_flex_attention_skips_blocks_rightly() -> None:
     """Only a compiled kernel goes by the blocks: the forward's runs on the CPU too."""
     elements, documents = elements_of(400, 8, 2)
-    assert_as_dense(elements, torch.zeros_like(documents), torch.compile(flex_attention))
+    assert_as_dense(
+        elements, torch.zeros_like(documents), torch.compile(flex_attention, dynamic=False)
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's backward needs CUDA")
@@ -112,20 +132,13 @@ def test_flex_attention_gradient() -> None:
     elements, documents = elements_of(150, 6, 4)
     elements, documents = Elements(*(x.cuda() for x in elements)), documents.cuda()
     spec, kernel = AttentionSpec(16**-0.5), torch.compile(flex_attention, dynamic=True)
-    flex, dense = (
-        [x.cuda().requires_grad_() for x in random_qkv(len(elements.anchor))] for _ in range(2)
-    )
-    FlexAttend(block_mask(elements, documents), kernel)(0, *flex, spec).square().sum().backward()
-    attention(*dense, visible(elements, documents), spec).square().sum().backward()
-    for one, other in zip(flex, dense, strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
-
-
-def test_depth_by_depth_equals_all_at_once() -> None:
-    """EAGLE-3's calls, one a depth, see the rows and keys of one call over all elements."""
-    elements, documents = elements_of(40, 5, 3)
-    qkv, spec = random_qkv(len(elements.anchor)), AttentionSpec(16**-0.5)
-    mask = visible(elements, documents)
-    stepwise = StepwiseAttend(mask)
-    parts = [stepwise(1, *(x[elements.at(d)] for x in qkv), spec) for d in range(5)]
-    torch.testing.assert_close(torch.cat(parts), attention(*qkv, mask, spec))
+    count = len(elements.anchor)
+    for counts in ([count], by_depth(elements)):
+        flex, dense = ([x.cuda().requires_grad_() for x in random_qkv(count)] for _ in range(2))
+        attend = flex_attend(elements, documents, counts, kernel)
+        for part in zip(*(x.split(counts) for x in flex), strict=True):
+            found = attend(0, *map(pad_rows, part), spec)[: len(part[0])]
+            found.square().sum().backward(retain_graph=True)
+        attention(*dense, visible(elements, documents), spec).square().sum().backward()
+        for one, other in zip(flex, dense, strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)

@@ -6,12 +6,10 @@ from tiny import METHODS, make_drafter, make_target
 
 from peagle.train.elements import Segment, partition, sample_elements
 from peagle.train.sampler import (
-    MASK_BYTES,
     MAX_SEGMENTS,
     PassCost,
     _kept_for_backward,
     choose_segments,
-    pass_bytes,
     pass_cost,
 )
 
@@ -37,20 +35,13 @@ def test_fewest_segments_that_fit() -> None:
     supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
     elements = sample_elements(supervised, documents, 8, 0.8, generator)
     whole = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
-    for dense, parallel in ((False, True), (True, True), (True, False)):
-        cost = PassCost(1000.0, 50.0, parallel)
-        needs = [
-            max(sum(pass_bytes(cost, len(p.trained), dense=dense)) for p in parts)
-            for parts in (partition(whole, documents, s) for s in range(1, 9))
-        ]
-        assert needs == sorted(needs, reverse=True)
-        for segments, need in enumerate(needs, start=1):
-            chosen = choose_segments(elements, documents, cost, need, dense=dense)
-            assert needs[chosen - 1] <= need and chosen <= segments
-        assert choose_segments(elements, documents, cost, 0, dense=dense) == MAX_SEGMENTS
-
-
-def test_only_methods_that_run_by_depth_have_a_mask_of_all_pairs() -> None:
-    for parallel, dense, entries in ((True, True, 0), (False, True, 900**2), (False, False, 0)):
-        _, planned = pass_bytes(PassCost(0.0, 0.0, parallel), 900, dense=dense)
-        assert planned == MASK_BYTES * entries
+    cost = PassCost(1000.0, 50.0)
+    needs = [
+        max(cost.of(len(p.trained)) for p in parts)
+        for parts in (partition(whole, documents, s) for s in range(1, 9))
+    ]
+    assert needs == sorted(needs, reverse=True)
+    for segments, need in enumerate(needs, start=1):
+        chosen = choose_segments(elements, documents, cost, need)
+        assert needs[chosen - 1] <= need and chosen <= segments
+    assert choose_segments(elements, documents, cost, 0) == MAX_SEGMENTS

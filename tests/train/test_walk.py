@@ -51,7 +51,7 @@ def trained(target: Target, documents: list[Example], tmp_path_factory: pytest.T
         drafter = new_drafter(target, [example.ids for example in documents], spec)
         if method == "p-eagle":
             drafter = with_correction(drafter, frozen=False)
-        config = TrainConfig(tmp_path_factory.mktemp(method), steps=60, lr=5e-3)
+        config = TrainConfig(tmp_path_factory.mktemp(method), steps=100, lr=5e-3)
         Trainer(config, target, drafter, documents).run()
         return drafter.eval()
 
