@@ -225,6 +225,8 @@ def device_name() -> str:
         return torch.cuda.get_device_name()
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
-    found = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    model = found[1] if found else platform.processor() or platform.machine()
+    known = dict(re.findall(r"^(cpu family|model|model name)\s*: (.+)$", text, re.MULTILINE))
+    model = known.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in known:  # virtual machines often hide the rest of the name
+        model += f" (family {known['cpu family']}, model {known['model']})"
     return f"{model}, {torch.get_num_threads()} of {os.cpu_count()} cores"
