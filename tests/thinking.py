@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+import tiny
 from tiny import make_target, make_tokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -39,9 +40,7 @@ def byte_level(marks: str = "added", template: str = QWEN3) -> PreTrainedTokeniz
 def byte_fallback(marks: str = "added", template: str = QWEN3) -> PreTrainedTokenizerFast:
     """As Llama 2 and Gemma have it: the words are bytes."""
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<0x{b:02X}>" for b in range(256))]
-    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    backend = tiny.byte_fallback(words)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>")
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>", "<|im_start|>"]})
     tokenizer.chat_template = template

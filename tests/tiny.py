@@ -47,6 +47,14 @@ def make_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def byte_fallback(words: list[str]) -> Tokenizer:
+    """As Llama 2 and Gemma have it: words with their space, and bytes for all else."""
+    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    return backend
+
+
 def with_call_tokens(tokenizer: PreTrainedTokenizerFast, special: bool) -> PreTrainedTokenizerFast:
     """A copy whose ids 3 and 4 are the marks of tool calls, `special` where they have no text."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())

@@ -22,6 +22,17 @@ def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.fixture
+def p_eagle(drafters: dict[str, Drafter]) -> Drafter:
+    return drafters["p-eagle"]
+
+
+@pytest.fixture(params=METHODS)
+def drafter(drafters: dict[str, Drafter], request: pytest.FixtureRequest) -> Drafter:
+    """A head of each method."""
+    return drafters[request.param]
+
+
+@pytest.fixture
 def oracle(monkeypatch: pytest.MonkeyPatch) -> Oracle:
     """Stands in for the drafter: proposes the true continuation with errors at a known rate."""
     made = Oracle()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tiny import METHODS, make_target
+from tiny import make_target
 from torch import Tensor
 
 from peagle.backends.base import TargetModel
@@ -22,9 +22,8 @@ from peagle.model.drafter import Drafter
 from peagle.model.target import Target, TargetOutput
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_bytes_of_a_token(target: Target, drafters: dict[str, Drafter], method: str) -> None:
-    llm = LLM(target, drafters[method], k=3, kv_tokens=160)
+def test_bytes_of_a_token(target: Target, drafter: Drafter) -> None:
+    llm = LLM(target, drafter, k=3, kv_tokens=160)
     llm.generate([[70, 71]], SamplingParams(max_tokens=4))
     held = 0
     proposer = llm.engine.proposer
@@ -35,7 +34,7 @@ def test_bytes_of_a_token(target: Target, drafters: dict[str, Drafter], method: 
             held += (keys[:-1].numel() + values[:-1].numel()) * keys.element_size()
     kept = proposer.features._kept
     held += kept.numel() * kept.element_size()
-    assert held == 160 * token_bytes(target, drafters[method])
+    assert held == 160 * token_bytes(target, drafter)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +73,14 @@ class Counting:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_curves_of_the_rows_asked(
-    target: Target, drafters: dict[str, Drafter], exact: bool
-) -> None:
+def test_curves_of_the_rows_asked(target: Target, p_eagle: Drafter, exact: bool) -> None:
     """Whether rows come in tiles or not."""
     backend = choose_backend(target.device, target.dtype, exact=exact)
     counting = Counting(backend.target(target))
     verify = verify_curve(target, TiledTarget(counting) if exact else counting, 12)
     assert verify.rows == [1, 2, 4, 8, 12] and all(second > 0 for second in verify.seconds)
     assert counting.seen == ({8} if exact else {1, 2, 4, 8, 12})
-    draft = draft_curve(backend.drafter(drafters["p-eagle"]), 6)
+    draft = draft_curve(backend.drafter(p_eagle), 6)
     assert draft.rows == [1, 2, 4, 6, PROMPT_ROWS] and all(second > 0 for second in draft.seconds)
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from answers import alone, token_ids
 from corrected_heads import corrected
 from refusals import refused
 from tiny import make_drafter, random_prompts
@@ -84,9 +85,8 @@ KINDS = {
 def test_tokens_as_alone(target: Target, head: Drafter, kind: str, drafts: dict[str, int]) -> None:
     """In batches, with what lookup offers beside the head's candidates."""
     params = [replace(own, **KINDS[kind]) for own in LENGTHS]
-    alone = LLM(target, max_batch=2, lookup=False).generate(PROMPTS, params)
     found = LLM(target, head, max_batch=3, **drafts).generate(PROMPTS, params)
-    assert [a.token_ids for a in found] == [a.token_ids for a in alone]
+    assert token_ids(found) == token_ids(alone(target, PROMPTS, params, max_batch=2))
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Grammars: what may come next, along drafts and back; what cannot be compiled."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -40,9 +41,11 @@ def tokens(*texts: str) -> list[int]:
     return found
 
 
-def make(grammars: Grammars, params: SamplingParams) -> Matcher:
+def make(grammars: Grammars, params: SamplingParams, said: Sequence[int] = ()) -> Matcher:
+    """A matcher behind what was said."""
     matcher = grammars.matcher(params)
     assert matcher is not None
+    matcher.advance(list(said))
     return matcher
 
 
@@ -64,8 +67,7 @@ def test_nothing_to_follow(grammars: Grammars) -> None:
 def test_all_end_tokens_end(monkeypatch: pytest.MonkeyPatch) -> None:
     target = make_target()
     end_at(monkeypatch, target, 0, 90)
-    matcher = make(Grammars(target), SamplingParams(regex="X"))
-    matcher.advance(tokens("X"))
+    matcher = make(Grammars(target), SamplingParams(regex="X"), tokens("X"))
     assert ids(matcher.allowed()) == {0, EOS, 90}
     assert matcher.masks(chain([90, 70]))[1:].all(), "behind the end nothing is read"
 
@@ -80,8 +82,7 @@ def test_logits_wider_than_the_tokenizer() -> None:
 def test_white_space_of_json_is_bounded(grammars: Grammars, longest: int) -> None:
     """A line break and its indentation; a schema may ask for none."""
     asked = {} if longest else {"x-guidance": {"whitespace_flexible": False}}
-    matcher = make(grammars, SamplingParams(json_schema={"type": "array", **asked}))
-    matcher.advance(tokens("["))
+    matcher = make(grammars, SamplingParams(json_schema={"type": "array", **asked}), tokens("["))
     space, line = tokens("Ġ", "Ċ")
     assert (line in ids(matcher.allowed())) == (longest > 0)
     for _ in range(longest):
@@ -108,21 +109,18 @@ def test_masks_along_a_draft(grammars: Grammars, params: SamplingParams) -> None
     for _ in range(20):
         matcher, said = make(grammars, params), list[int]()
         for _ in range(4):
-            fresh = make(grammars, params)
-            fresh.advance(said)
-            draft = random_walk(fresh, 4, rng)
+            draft = random_walk(make(grammars, params, said), 4, rng)
             if rng.random() < 0.5:
                 draft[rng.randrange(len(draft))] = rng.randrange(128)
             masks = matcher.masks(chain(draft))
             assert masks.shape == (len(draft) + 1, 128)
-            replay = make(grammars, params)
-            replay.advance(said)
+            replay = make(grammars, params, said)
             for row, token in zip(masks, [*draft, EOS], strict=True):
                 assert torch.equal(row, replay.allowed())
                 if token == EOS or not row[token]:
                     break
                 replay.advance([token])
-            went = random_walk(make_behind(grammars, params, said), rng.randrange(3), rng)
+            went = random_walk(make(grammars, params, said), rng.randrange(3), rng)
             if EOS in went:
                 break
             matcher.advance(went)
@@ -137,12 +135,12 @@ def test_allowed_tokens_are_counted_up_to_the_first_refused_one(
     rng = random.Random(7)
     for _ in range(100):
         said = [token for token in random_walk(make(grammars, params), 3, rng) if token != EOS]
-        matcher = make_behind(grammars, params, said)
-        draft = [*random_walk(make_behind(grammars, params, said), 5, rng), rng.randrange(128)]
+        matcher = make(grammars, params, said)
+        draft = [*random_walk(make(grammars, params, said), 5, rng), rng.randrange(128)]
         if rng.random() < 0.5:
             draft[rng.randrange(len(draft))] = rng.randrange(128)
         count = matcher.count_allowed(draft)
-        replay = make_behind(grammars, params, said)
+        replay = make(grammars, params, said)
         allowed = list[int]()
         for token in draft:
             if EOS in allowed or not replay.allowed()[token]:
@@ -150,15 +148,8 @@ def test_allowed_tokens_are_counted_up_to_the_first_refused_one(
             replay.advance([token])
             allowed.append(token)
         assert draft[:count] in (allowed, [token for token in allowed if token != EOS])
-        assert torch.equal(matcher.allowed(), make_behind(grammars, params, said).allowed()), (
-            "counting changes nothing"
-        )
-
-
-def make_behind(grammars: Grammars, params: SamplingParams, said: list[int]) -> Matcher:
-    matcher = make(grammars, params)
-    matcher.advance(said)
-    return matcher
+        uncounted = make(grammars, params, said)
+        assert torch.equal(matcher.allowed(), uncounted.allowed()), "counting changes nothing"
 
 
 def test_a_grammar_is_compiled_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

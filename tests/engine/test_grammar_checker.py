@@ -4,7 +4,7 @@ import gc
 import json
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from llguidance import LLMatcher
@@ -22,11 +22,13 @@ def chain(size: int) -> str:
     return "\n".join(["start: T0", *links, f'T{size}: "b"'])
 
 
-@pytest.fixture
-def checker() -> GrammarChecker:
+def new_checker() -> GrammarChecker:
     tokenizer = make_target().tokenizer
     assert tokenizer is not None
     return GrammarChecker(tokenizer.backend_tokenizer.to_str(), len(tokenizer), [2], LIMITS)
+
+
+checker = pytest.fixture(new_checker)
 
 
 def test_verdicts(checker: GrammarChecker) -> None:
@@ -38,13 +40,10 @@ def test_verdicts(checker: GrammarChecker) -> None:
     assert checker.refusal(LLMatcher.grammar_from_regex("[a-z]+")) is None
 
 
-def test_time(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_checker, "SECONDS", 1)
-    tokenizer = make_target().tokenizer
-    assert tokenizer is not None
-    hasty = GrammarChecker(tokenizer.backend_tokenizer.to_str(), len(tokenizer), [2], LIMITS)
     slow = "start: " + " | ".join(json.dumps(f"choice {i}") for i in range(50000))
-    why = hasty.refusal(LLMatcher.grammar_from_lark(slow))
+    why = new_checker().refusal(LLMatcher.grammar_from_lark(slow))
     assert why == "takes more than 1 seconds to compile"
 
 
@@ -73,18 +72,11 @@ def test_it_ends_with_its_object() -> None:
 
 def test_threads(checker: GrammarChecker) -> None:
     """Each gets the verdict of its own grammar."""
-    grammars = {LLMatcher.grammar_from_lark(chain(n)): n for n in (10, 4000, 20, 5000, 30, 6000)}
-    found = dict[int, bool]()
-
-    def ask(grammar: str, size: int) -> None:
-        found[size] = checker.refusal(grammar) is None
-
-    threads = [threading.Thread(target=ask, args=pair) for pair in grammars.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == {size: size < 100 for size in grammars.values()}
+    sizes = (10, 4000, 20, 5000, 30, 6000)
+    grammars = [LLMatcher.grammar_from_lark(chain(size)) for size in sizes]
+    with ThreadPoolExecutor(len(sizes)) as threads:
+        refusals = list(threads.map(checker.refusal, grammars))
+    assert [refusal is None for refusal in refusals] == [size < 100 for size in sizes]
 
 
 @pytest.mark.parametrize(

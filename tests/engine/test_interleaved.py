@@ -6,15 +6,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 import pytest
 import torch
+from answers import accepted, token_ids
 from tiny import make_drafter, make_target, own_answers, random_prompts
 
 from heads import trained_head
+from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
@@ -75,13 +78,8 @@ def round_by_round(*runs: Run) -> list[list[Chunk]]:
 
 
 def token_by_token(*runs: Run) -> list[list[Chunk]]:
-    streams = [iter(run) for run in runs]
-    turns = list(chain.from_iterable(zip_longest(*map(numbered, range(len(runs)), streams))))
-    return [[turn[1] for turn in turns if turn and turn[0] == n] for n in range(len(runs))]
-
-
-def numbered(number: int, stream: Iterator[Chunk]) -> Iterator[tuple[int, Chunk]]:
-    return ((number, chunk) for chunk in stream)
+    turns = list(zip_longest(*runs))
+    return [[chunk for chunk in own if chunk is not None] for own in zip(*turns, strict=True)]
 
 
 def check_chunks(run: Run, chunks: list[Chunk]) -> None:
@@ -96,7 +94,7 @@ def check_chunks(run: Run, chunks: list[Chunk]) -> None:
 def test_two_streams(pair: tuple[Make, Make], in_turns: Callable[..., list[list[Chunk]]]) -> None:
     """Tokens, texts, log-probabilities, and how drafts fared, to the bit."""
     wanted = [alone(make(), prompts) for make, prompts in zip(pair, (PROMPTS, OTHERS), strict=True)]
-    assert sum(sum(done.stats.accepted) for done in wanted[0]) > 5, "drafts are accepted"
+    assert accepted(wanted[0]) > 5, "drafts are accepted"
     one, two = pair[0]().stream(PROMPTS, PARAMS), pair[1]().stream(OTHERS, PARAMS)
     for run, chunks in zip((one, two), in_turns(one, two), strict=True):
         check_chunks(run, chunks)
@@ -120,32 +118,23 @@ def test_a_stream_in_the_middle_of_another(pair: tuple[Make, Make]) -> None:
 @pytest.mark.parametrize("in_turns", [round_by_round, token_by_token])
 @pytest.mark.parametrize("exact", [False, True])
 def test_two_streams_of_one_llm(
-    target: Target,
-    heads: tuple[Drafter, Drafter],
-    exact: bool,
-    in_turns: Callable[..., list[list[Chunk]]],
+    target: Target, p_eagle: Drafter, exact: bool, in_turns: Callable[..., list[list[Chunk]]]
 ) -> None:
     """Its engine batches them; that may only change roundings, and in the exact mode nothing."""
-    head = heads[0]
-    wanted = [
-        alone(LLM(target, head, k=K, deterministic=exact), prompts) for prompts in (PROMPTS, OTHERS)
-    ]
-    llm = LLM(target, head, k=K, deterministic=exact, max_batch=4)
+    apart = partial(LLM, target, p_eagle, k=K, deterministic=exact)
+    wanted = [alone(apart(), prompts) for prompts in (PROMPTS, OTHERS)]
+    llm = apart(max_batch=4)
     runs = [llm.stream(prompts, PARAMS) for prompts in (PROMPTS, OTHERS)]
     for run, chunks in zip(runs, in_turns(*runs), strict=True):
         check_chunks(run, chunks)
     for run, own in zip(runs, wanted, strict=True):
-        assert tokens(run.completions()) == tokens(own)
+        assert token_ids(run.completions()) == token_ids(own)
         for found, one in zip(run.completions(), own, strict=True):
             assert found.logprobs is not None and one.logprobs is not None
             if exact:
                 assert found.logprobs == one.logprobs
             mine = [entry.logprob for entry in found.logprobs]
             assert mine == pytest.approx([entry.logprob for entry in one.logprobs], abs=1e-4)
-
-
-def tokens(done: list[Completion]) -> list[list[int]]:
-    return [answer.token_ids for answer in done]
 
 
 @pytest.fixture
@@ -159,19 +148,14 @@ def eager_threads() -> Iterator[None]:
 
 def together(calls: list[Callable[[], list[Completion]]]) -> list[list[Completion]]:
     """The results of calls in a thread each."""
-    found: list[list[Completion]] = [[] for _ in calls]
     begin = threading.Barrier(len(calls))
 
-    def run(number: int) -> None:
+    def run(call: Callable[[], list[Completion]]) -> list[Completion]:
         begin.wait()
-        found[number] = calls[number]()
+        return call()
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(run, calls))
 
 
 THREADS = [random_prompts(4, seed=20 + number) for number in range(3)]
@@ -191,7 +175,7 @@ def test_threads_of_one_llm(dtype: torch.dtype) -> None:
         llm = make()
         calls = [partial(llm.generate, own, params) for own in THREADS]
         found = together(calls)
-        assert [tokens(done) for done in found] == [tokens(done) for done in wanted]
+        assert list(map(token_ids, found)) == list(map(token_ids, wanted))
         assert llm.engine.idle and llm.engine.scheduler.pool.free == llm.engine.scheduler.pool.count
 
 
@@ -232,18 +216,19 @@ def test_a_stream_that_is_handed_from_thread_to_thread(target: Target) -> None:
 
 def test_a_deleted_llm_is_forgotten_at_once(target: Target, heads: tuple[Drafter, Drafter]) -> None:
     """Without waiting for the collector of cycles: nobody keeps an engine but its LLM and runs."""
+
+    def engine_of_a_run(llm: LLM) -> weakref.ref[Engine]:
+        run = llm.stream(PROMPTS, PARAMS)
+        run.step()
+        return weakref.ref(run.engine)
+
     gc.disable()
     try:
         llm = LLM(target, heads[0])
-        run = llm.use(heads[1]).stream(PROMPTS, PARAMS)
-        run.step()
-        engine = weakref.ref(run.engine)
-        del run
+        engine = engine_of_a_run(llm.use(heads[1]))
         assert engine() is None
-        run = llm.stream(PROMPTS, PARAMS)
-        run.step()
-        engine = weakref.ref(run.engine)
-        del llm, run
+        engine = engine_of_a_run(llm)
+        del llm
         assert engine() is None
     finally:
         gc.enable()

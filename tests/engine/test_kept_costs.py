@@ -53,13 +53,13 @@ def opened(target: Target, drafter: Drafter | None) -> tuple[LLM, Counting]:
 
 
 def test_the_second_start_runs_no_forward(
-    target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch, costs: Path
+    target: Target, p_eagle: Drafter, monkeypatch: pytest.MonkeyPatch, costs: Path
 ) -> None:
-    _, first = opened(target, drafters["p-eagle"])
+    _, first = opened(target, p_eagle)
     assert first.seen
     assert len(list(costs.iterdir())) == 2, "the target's and the drafter's"
     monkeypatch.setattr(measured_costs, "draft_curve", lambda *_: pytest.fail("measured again"))
-    _, second = opened(target, drafters["p-eagle"])
+    _, second = opened(target, p_eagle)
     assert not second.seen
 
 
@@ -96,16 +96,15 @@ def test_others_are_measured(monkeypatch: pytest.MonkeyPatch, costs: Path) -> No
     assert kept_curve([1, 2], ["model"], CPU, not_measured).curve.seconds == [0.01, 0.02]
     kept_curve([1, 2], ["other"], CPU, measured)
     kept_curve([1, 2, 4], ["model"], CPU, lambda: Curve({**MEASURED, 4: 0.03}))
-    for name in ("fingerprint", "_device_name"):
+    for owner, name, value in (
+        (measured_costs, "fingerprint", lambda *_: "other"),
+        (measured_costs, "_device_name", lambda *_: "other"),
+        (measured_costs, "__version__", "other"),
+        (torch, "get_num_threads", lambda: 99),
+    ):
         with monkeypatch.context() as other:
-            other.setattr(measured_costs, name, lambda *_: "other")
+            other.setattr(owner, name, value)
             kept_curve([1, 2], ["model"], CPU, measured)
-    with monkeypatch.context() as other:
-        other.setattr(measured_costs, "__version__", "other")
-        kept_curve([1, 2], ["model"], CPU, measured)
-    with monkeypatch.context() as other:
-        other.setattr(torch, "get_num_threads", lambda: 99)
-        kept_curve([1, 2], ["model"], CPU, measured)
     assert len(list(costs.iterdir())) == 7, "each is measured, and has a file"
 
 

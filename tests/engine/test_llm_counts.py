@@ -1,6 +1,7 @@
 """Counts of a request while it decodes: by depth, by source, by target forward."""
 
 import pytest
+from answers import alone
 from tiny import random_prompts
 
 from peagle.engine.llm import LLM
@@ -42,8 +43,8 @@ def test_decoding_is_counted(
         "lookup": LLM(target, nodes=8, lookup=True),
     }[kind]
     # The prompt has the beginning of the answer: lookup knows it.
-    answer = LLM(target, lookup=False).generate([prompt], PARAMS)[0].token_ids
-    said = prompt if len(prompt) == 1 else [*prompt, *answer[:20], *prompt]
+    [answer] = alone(target, [prompt], PARAMS)
+    said = prompt if len(prompt) == 1 else [*prompt, *answer.token_ids[:20], *prompt]
     stats, chunks, rounds = run(llm, said)
     assert (stats.forwards, stats.tokens) == (rounds, PARAMS.max_tokens - 1)
     assert stats.tokens_per_forward == (PARAMS.max_tokens - 1) / rounds
@@ -64,9 +65,9 @@ def test_decoding_is_counted(
         assert stats.nodes_per_round > 2
 
 
-def test_an_answer_after_a_preemption(target: Target, drafters: dict[str, Drafter]) -> None:
+def test_an_answer_after_a_preemption(target: Target, p_eagle: Drafter) -> None:
     """Running a prompt again does not count as decoding."""
-    llm = LLM(target, drafters["p-eagle"], nodes=8, kv_tokens=160, max_batch=4)
+    llm = LLM(target, p_eagle, nodes=8, kv_tokens=160, max_batch=4)
     answering = llm.stream([[60 + i, 61, 62] for i in range(4)], PARAMS)
     list(answering)
     assert sum(request.preempted for request in answering.requests) > 0

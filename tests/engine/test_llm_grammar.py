@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from answers import accepted, alone, outcome, token_ids
 from oracle import end_at
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from tiny import METHODS, make_drafter, make_target, random_prompts
@@ -86,8 +87,7 @@ def test_json_always_parses_and_validates(
         assert answer.finish_reason == "stop"
         model.model_validate_json(answer.text)
     assert len({answer.text for answer in done}) > 10
-    drafts_stand = [sum(answer.stats.accepted) > 0 for answer in done]
-    assert any(drafts_stand) == (method != "none")
+    assert (accepted(done) > 0) == (method != "none")
 
 
 @pytest.mark.parametrize("temperature", [0, 0.9])
@@ -108,8 +108,7 @@ def test_answers_are_what_they_are_without_drafts(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # K above what the head was trained for
         done = LLM(wide, wide_drafters[method], k=k, max_batch=3).generate(prompts, params)
-    plain = LLM(wide, max_batch=3, lookup=False).generate(prompts, params)
-    assert [(c.token_ids, c.text) for c in done] == [(c.token_ids, c.text) for c in plain]
+    assert outcome(done) == outcome(alone(wide, prompts, params, max_batch=3))
 
 
 def test_any_end_token_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +228,7 @@ def test_lookup_drafts_only_what_the_grammar_allows(
                 refused += not masks[request.draft.parents[row - 1], request.draft.tokens[row - 1]]
         run.step()
     assert looked_up > 20 and (refused == 0) == filtered
-    alone = LLM(wide, lookup=False).generate([prompt], params)[0]
-    assert run.completions()[0].token_ids == alone.token_ids
+    assert token_ids(run.completions()) == token_ids(alone(wide, [prompt], params))
 
 
 @pytest.mark.parametrize("method", METHODS)

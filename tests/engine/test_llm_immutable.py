@@ -1,8 +1,10 @@
 """An LLM does not change. `use` makes another one, whose engine follows what was changed."""
 
+from functools import partial
 from typing import Any
 
 import pytest
+from answers import token_ids
 from refusals import refused
 from tiny import make_drafter, make_target
 
@@ -20,8 +22,8 @@ SETTINGS = ("target", "drafter", "drafting", "max_batch", "engine", "tokenizer",
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_nothing_can_be_assigned(target: Target, drafters: dict[str, Drafter], name: str) -> None:
-    llm = LLM(target, drafters["p-eagle"], k=3, max_batch=2, kv_tokens=320)
+def test_nothing_can_be_assigned(target: Target, p_eagle: Drafter, name: str) -> None:
+    llm = LLM(target, p_eagle, k=3, max_batch=2, kv_tokens=320)
     before = getattr(llm, name, None)
     for value in (None, 5, before):
         with pytest.raises(AttributeError):
@@ -32,6 +34,11 @@ def test_nothing_can_be_assigned(target: Target, drafters: dict[str, Drafter], n
 def test_all_settings_are_tried() -> None:
     public = {name for name, value in vars(LLM).items() if isinstance(value, property)}
     assert public <= set(SETTINGS)
+
+
+def place_of(drafter: Drafter | None) -> int | None:
+    """The address of its weights, which an engine's copy shares."""
+    return None if drafter is None else drafter.norm.weight.data_ptr()
 
 
 def facts(llm: LLM) -> dict[str, Any]:
@@ -46,7 +53,7 @@ def facts(llm: LLM) -> dict[str, Any]:
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
     assert scheduler.budget >= llm.max_batch * (settings.k + 1)
     return {
-        "head": None if proposer is None else proposer.model.drafter.norm.weight.data_ptr(),
+        "head": None if proposer is None else place_of(proposer.model.drafter),
         "layers": engine.taps,
         "k": engine.settings.k,
         "lookahead": scheduler.num_lookahead_tokens,
@@ -79,35 +86,30 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("change", "changed"), CHANGES)
 def test_use_changes_what_it_is_told_to(
-    target: Target, drafters: dict[str, Drafter], change: dict[str, Any], changed: dict[str, Any]
+    target: Target, p_eagle: Drafter, change: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    head, other = drafters["p-eagle"], make_drafter(target, "eagle3")
-    llm = LLM(target, head, k=3, max_batch=2, kv_tokens=320)
-    before, engine, wanted = facts(llm), llm.engine, llm.generate(PROMPTS, PARAMS)
+    heads = {"own": p_eagle, "other": make_drafter(target, "eagle3"), None: None}
+    llm = LLM(target, p_eagle, k=3, max_batch=2, kv_tokens=320)
+    before, engine = facts(llm), llm.engine
+    wanted = token_ids(llm.generate(PROMPTS, PARAMS))
     numbers = {"k": 3, "lookahead": 3, "max_batch": 2, "blocks": 20}
-    model = {"head": head.norm.weight.data_ptr(), "layers": (1, 2, 3)}
+    model = {"head": place_of(p_eagle), "layers": (1, 2, 3)}
     assert before == {**model, **numbers, "lookup": False, "adaptive": False}
-    heads = {"other": other, None: None}
-    asked = {"head": head} | change
-    asked["head"] = heads.get(asked["head"], head)
-    used = llm.use(asked.pop("head"), **asked)
-    expected = before | changed
-    drafter = heads.get(expected["head"], head)
-    expected["head"] = None if drafter is None else drafter.norm.weight.data_ptr()
+    asked = {"head": "own"} | change
+    used = llm.use(heads[asked.pop("head")], **asked)
+    expected = before | changed | {"head": place_of(heads[changed.get("head", "own")])}
     assert used is not llm and used.engine is not engine and facts(used) == expected
     assert used.target is target
-    said = [answer.token_ids for answer in used.generate(PROMPTS, PARAMS)]
-    assert said == [answer.token_ids for answer in wanted]
+    assert token_ids(used.generate(PROMPTS, PARAMS)) == wanted
     assert llm.engine is engine and facts(llm) == before, "the first one is as it was"
-    again = [answer.token_ids for answer in llm.generate(PROMPTS, PARAMS)]
-    assert again == said
+    assert token_ids(llm.generate(PROMPTS, PARAMS)) == wanted
 
 
-def test_use_keeps_the_mode(target: Target, drafters: dict[str, Drafter]) -> None:
+def test_use_keeps_the_mode(target: Target, drafter: Drafter) -> None:
     """An LLM is made ready once: those over it run the same model, deterministic or not."""
     exact, fast = LLM(target, deterministic=True), LLM(target)
     for llm in (exact, fast):
-        used = llm.use(drafters["eagle3"], 2)
+        used = llm.use(drafter, 2)
         assert used.engine.model is llm.engine.model
     assert exact.engine.model is not fast.engine.model
 
@@ -121,11 +123,10 @@ def test_a_default_batch_follows_the_head_and_the_cache(target: Target) -> None:
 
 @pytest.mark.parametrize("name", ["k", "max_batch", "kv_tokens"])
 @pytest.mark.parametrize("value", [0, -1])
-def test_bad_values(target: Target, drafters: dict[str, Drafter], name: str, value: int) -> None:
-    llm, head = LLM(target), drafters["p-eagle"]
-    for make in (lambda **bad: LLM(target, head, **bad), lambda **bad: llm.use(head, **bad)):
+def test_bad_values(target: Target, p_eagle: Drafter, name: str, value: int) -> None:
+    for make in (partial(LLM, target), LLM(target).use):
         with refused(name):
-            make(**{name: value})
+            make(p_eagle, **{name: value})
 
 
 def test_a_head_for_a_deeper_target(target: Target) -> None:

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from answers import accepted, outcome
 from chisquare import naive_logits
 from refusals import refused
 from tiny import METHODS, make_target, random_prompts
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.run import Completion
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -34,18 +34,13 @@ def target_rows(target: Target, ids: list[int]) -> torch.Tensor:
     return target.logits(hidden).double()
 
 
-def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
-    return [(c.token_ids, c.text, c.finish_reason) for c in done]
-
-
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("k", "max_batch"), [(1, 6), (3, 2), (4, 6)])
 def test_greedy_is_what_it_is_without_drafts(
-    target: Target, drafters: dict[str, Drafter], method: str, k: int, max_batch: int
+    target: Target, drafter: Drafter, k: int, max_batch: int
 ) -> None:
-    done = LLM(target, drafters[method], k=k, max_batch=max_batch).generate(PROMPTS, SPECIAL)
+    done = LLM(target, drafter, k=k, max_batch=max_batch).generate(PROMPTS, SPECIAL)
     assert outcome(done) == outcome(LLM(target, max_batch=3).generate(PROMPTS, SPECIAL))
-    assert sum(sum(c.stats.accepted) for c in done) > 10
+    assert accepted(done) > 10
 
 
 def test_greedy_is_the_argmax_of_the_definition(target: Target) -> None:
@@ -85,9 +80,9 @@ def test_logprobs_are_given_only_where_asked_for(target: Target) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 11])
-def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) -> None:  # noqa: ANN001
+def test_several_answers_a_prompt(target: Target, p_eagle: Drafter, seed: int | None) -> None:
     """Each is what its seed gives alone; they follow their prompt's order."""
-    llm = LLM(target, drafters["p-eagle"], k=3, max_batch=4)
+    llm = LLM(target, p_eagle, k=3, max_batch=4)
     params = [
         SamplingParams(temperature=1.2, max_tokens=12, seed=seed, n=3),
         SamplingParams(temperature=1.2, max_tokens=12, seed=seed),
@@ -105,13 +100,13 @@ def test_several_answers_a_prompt(target: Target, drafters, seed: int | None) ->
 
 
 @pytest.mark.parametrize("at", [0, 2, 5, 9])
-def test_stop_token_ids(target: Target, drafters: dict[str, Drafter], at: int) -> None:
+def test_stop_token_ids(target: Target, p_eagle: Drafter, at: int) -> None:
     """The answer ends with the first of them, which has no text, though the end is ignored."""
     unstopped = LLM(target).generate(PROMPTS[:1], SamplingParams(max_tokens=20))[0]
     token = unstopped.token_ids[at]
     first = unstopped.token_ids.index(token)
     params = SamplingParams(max_tokens=20, stop_token_ids=(3, token), ignore_eos=True)
-    for head in (None, drafters["p-eagle"]):
+    for head in (None, p_eagle):
         done = LLM(target, head).generate(PROMPTS[:1], params)[0]
         assert done.finish_reason == "stop"
         assert done.token_ids == unstopped.token_ids[: first + 1]

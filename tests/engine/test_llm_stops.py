@@ -1,6 +1,7 @@
 """Answers end and are streamed as in plain decoding, token for token."""
 
 import pytest
+from answers import outcome, token_ids
 from oracle import Oracle, end_at
 from tiny import METHODS, make_drafter, make_target, make_tokenizer, random_prompts
 
@@ -34,14 +35,10 @@ def unstopped(target: Target) -> list[list[int]]:
 
 
 @pytest.fixture
-def futures(unstopped: list[list[int]], oracle: Oracle) -> list[list[int]]:
-    """The same, and the oracle knows it."""
+def answer(unstopped: list[list[int]], oracle: Oracle) -> list[int]:
+    """The first of them; the oracle knows all."""
     oracle.futures = unstopped
-    return unstopped
-
-
-def outcome(done: list[Completion]) -> list[tuple[list[int], str, str]]:
-    return [(c.token_ids, c.text, c.finish_reason) for c in done]
+    return unstopped[0][len(PROMPTS[0]) :]
 
 
 def plain_text(target: Target, ids: list[int]) -> str:
@@ -59,43 +56,31 @@ def both(
 
 @pytest.mark.parametrize("at", [0, 1, 3, 5, 6, 7, 11])  # before, in and behind accepted runs
 def test_eos_inside_an_accepted_run(
-    target: Target,
-    drafters: dict[str, Drafter],
-    oracle: Oracle,
-    futures: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-    at: int,
+    target: Target, p_eagle: Drafter, answer: list[int], monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    answer = futures[0][len(PROMPTS[0]) :]
     end_at(monkeypatch, target, 126, answer[at])
     first = answer.index(answer[at])
-    done = both(target, drafters["p-eagle"], SamplingParams(max_tokens=LENGTH))
-    assert done[0].finish_reason == "stop"
-    assert done[0].token_ids == answer[: first + 1]
-    assert done[0].text == plain_text(target, answer[:first]), "the eos is not in the text"
+    done = both(target, p_eagle, SamplingParams(max_tokens=LENGTH))[0]
+    assert done.finish_reason == "stop"
+    assert done.token_ids == answer[: first + 1]
+    assert done.text == plain_text(target, answer[:first]), "the eos is not in the text"
     if first > 0:
-        assert done[0].stats.rounds == -(-first // (K + 1))
-        full = [done[0].stats.rounds] * K
-        assert done[0].stats.accepted == full, "accepted drafts behind the eos count, as in vLLM"
+        assert done.stats.rounds == -(-first // (K + 1))
+        full = [done.stats.rounds] * K
+        assert done.stats.accepted == full, "accepted drafts behind the eos count, as in vLLM"
 
 
 def test_ignore_eos(
-    target: Target,
-    drafters: dict[str, Drafter],
-    futures: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+    target: Target, p_eagle: Drafter, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = futures[0][len(PROMPTS[0]) :]
     end_at(monkeypatch, target, answer[2])
-    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
-    done = both(target, drafters["eagle3"], params)[0]
+    done = both(target, p_eagle, SamplingParams(max_tokens=LENGTH, ignore_eos=True))[0]
     assert (done.finish_reason, done.token_ids) == ("length", answer[:LENGTH])
 
 
 def test_tokenizer_eos_ends_too(
-    target: Target, futures: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    target: Target, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = futures[0][len(PROMPTS[0]) :]
     tokenizer = make_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(answer[3])
     monkeypatch.setattr(target, "tokenizer", tokenizer)
@@ -105,23 +90,21 @@ def test_tokenizer_eos_ends_too(
 
 @pytest.mark.parametrize(("begin", "width"), [(0, 1), (3, 1), (5, 3), (9, 5), (2, 9)])
 def test_stop_string_inside_an_accepted_run(
-    target: Target, drafters: dict[str, Drafter], futures: list[list[int]], begin: int, width: int
+    target: Target, p_eagle: Drafter, answer: list[int], begin: int, width: int
 ) -> None:
     """The stop string is cut from the text; tokens end with the one that completed it."""
-    answer = futures[0][len(PROMPTS[0]) :]
     text = plain_text(target, answer[:LENGTH])
     stop = text[begin : begin + width]
     params = SamplingParams(max_tokens=LENGTH, stop=("\x00never", stop))
-    done = both(target, drafters["p-eagle"], params)[0]
+    done = both(target, p_eagle, params)[0]
     assert done.finish_reason == "stop"
     assert done.text == text[: text.index(stop)]
     tokens = next(n for n in range(LENGTH) if stop in plain_text(target, answer[:n]))
     assert done.token_ids == answer[:tokens]
 
 
-def test_stop_strings_span_tokens(target: Target, futures: list[list[int]]) -> None:
+def test_stop_strings_span_tokens(target: Target, answer: list[int]) -> None:
     """Substrings of four characters stop where plain search finds them first."""
-    answer = futures[0][len(PROMPTS[0]) :]
     text = plain_text(target, answer[:LENGTH])
     llm = LLM(target)
     for begin in range(0, len(text) - 4, 3):
@@ -130,9 +113,8 @@ def test_stop_strings_span_tokens(target: Target, futures: list[list[int]]) -> N
         assert done.text == text[: text.index(stop)]
 
 
-def test_held_back_text_is_given_at_the_end(target: Target, futures: list[list[int]]) -> None:
+def test_held_back_text_is_given_at_the_end(target: Target, answer: list[int]) -> None:
     """A stop string that begins but never completes stays in the text."""
-    answer = futures[0][len(PROMPTS[0]) :]
     text = plain_text(target, answer[:LENGTH])
     params = SamplingParams(max_tokens=LENGTH, stop=(text[-2:] + "\x00",))
     done = LLM(target).generate(PROMPTS[:1], params)[0]
@@ -141,18 +123,13 @@ def test_held_back_text_is_given_at_the_end(target: Target, futures: list[list[i
 
 @pytest.mark.parametrize("stop", [(), ("z",), ("ab", "!?")])
 @pytest.mark.parametrize("error_rate", [0.0, 0.4])
+@pytest.mark.usefixtures("answer")
 def test_streamed_chunks_are_the_text(
-    target: Target,
-    drafters: dict[str, Drafter],
-    oracle: Oracle,
-    futures: list[list[int]],
-    stop: tuple[str, ...],
-    error_rate: float,
+    target: Target, p_eagle: Drafter, oracle: Oracle, stop: tuple[str, ...], error_rate: float
 ) -> None:
     oracle.error_rate = error_rate
-    run = LLM(target, drafters["p-eagle"], k=K, max_batch=2).stream(
-        PROMPTS, SamplingParams(max_tokens=LENGTH, stop=stop)
-    )
+    params = SamplingParams(max_tokens=LENGTH, stop=stop)
+    run = LLM(target, p_eagle, k=K, max_batch=2).stream(PROMPTS, params)
     chunks = list(run)
     for index, completion in enumerate(run.completions()):
         own = [chunk for chunk in chunks if chunk.index == index]
@@ -171,13 +148,12 @@ def test_chunks_come_as_they_are_decided(target: Target) -> None:
     assert first.text and len(run.requests[0].output) == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_seed_repeats(target: Target, drafters: dict[str, Drafter], method: str) -> None:
-    llm = LLM(target, drafters[method], k=3, max_batch=2)
+def test_a_seed_repeats(target: Target, drafter: Drafter) -> None:
+    llm = LLM(target, drafter, k=3, max_batch=2)
 
     def say(seed: int | None) -> list[list[int]]:
         params = SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=20)
-        return [c.token_ids for c in llm.generate(PROMPTS, params)]
+        return token_ids(llm.generate(PROMPTS, params))
 
     assert say(1) == say(1)
     assert say(1) != say(2)

@@ -12,32 +12,24 @@ from peagle.engine.tree import Draft
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("name", "values"),
     [
-        ("temperature", -0.1, "0 (greedy) to 100"),
-        ("temperature", float("nan"), "0 (greedy) to 100"),
-        ("temperature", 1e300, "0 (greedy) to 100"),
-        ("top_p", 0.0, "above 0 and at most 1"),
-        ("top_p", 1.1, "above 0 and at most 1"),
-        ("top_k", -1, "0 (all) or more"),
-        ("min_p", -0.1, "0 to 1"),
-        ("min_p", 1.5, "0 to 1"),
-        ("max_tokens", 0, "at least 1"),
-        ("repetition_penalty", 0.0, "0.01 to 100 (1: none)"),
-        ("repetition_penalty", float("nan"), "0.01 to 100 (1: none)"),
-        ("repetition_penalty", float("inf"), "0.01 to 100 (1: none)"),
-        ("repetition_penalty", 5e-324, "0.01 to 100 (1: none)"),
-        ("presence_penalty", 2.1, "-2 to 2"),
-        ("presence_penalty", float("nan"), "-2 to 2"),
-        ("frequency_penalty", -2.1, "-2 to 2"),
-        ("logprobs", -1, "0 (the token's own) or more"),
-        ("n", 0, "at least 1"),
+        ("temperature", (-0.1, float("nan"), 1e300)),
+        ("top_p", (0.0, 1.1)),
+        ("top_k", (-1,)),
+        ("min_p", (-0.1, 1.5)),
+        ("max_tokens", (0,)),
+        ("repetition_penalty", (0.0, float("nan"), float("inf"), 5e-324)),
+        ("presence_penalty", (2.1, float("nan"))),
+        ("frequency_penalty", (-2.1,)),
+        ("logprobs", (-1,)),
+        ("n", (0,)),
     ],
 )
-def test_bad_parameters(name: str, value: float, allowed: str) -> None:
-    with refused(name) as caught:
-        SamplingParams(**{name: value})
-    assert caught.value.why == f"must be {allowed}"
+def test_bad_parameters(name: str, values: tuple[float, ...]) -> None:
+    for value in values:
+        with refused(name):
+            SamplingParams(**{name: value})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,12 @@ def request(index: int, prompt: int, output: int) -> Request:
     return Request(index, prompt, ids, SamplingParams(max_tokens=output), sampler, text)
 
 
+def added(scheduler: Scheduler, *requests: Request) -> Scheduler:
+    for one in requests:
+        scheduler.add(one)
+    return scheduler
+
+
 def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> None:
     """Run an item as the engine does: accept a part of the draft, then draft K tokens."""
     request = item.request
@@ -102,10 +108,8 @@ def test_everyone_is_served(
 
 
 def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
-    scheduler = Scheduler(BlockPool(40, 4), 3, 12, K, ALL)
     first, second = request(0, 5, 9), request(1, 30, 9)
-    scheduler.add(first)
-    scheduler.add(second)
+    scheduler = added(Scheduler(BlockPool(40, 4), 3, 12, K, ALL), first, second)
     assert [item.num_tokens for item in scheduler.schedule()] == [5, 7]
     first.tokens.append(1)
     first.num_computed_tokens, second.num_computed_tokens = 5, 7
@@ -116,10 +120,8 @@ def test_prompts_are_run_in_chunks_beside_those_that_decode() -> None:
 
 
 def test_prompts_are_run_in_smaller_chunks_while_requests_decode() -> None:
-    scheduler = Scheduler(BlockPool(40, 4), 3, 12, K, ALL, mixed_chunk=2)
     first, second = request(0, 30, 9), request(1, 30, 9)
-    scheduler.add(first)
-    scheduler.add(second)
+    scheduler = added(Scheduler(BlockPool(40, 4), 3, 12, K, ALL, mixed_chunk=2), first, second)
     assert [item.num_tokens for item in scheduler.schedule()] == [12], "none decodes"
     first.tokens.append(1)
     first.num_computed_tokens = 30
@@ -130,10 +132,8 @@ def test_prompts_are_run_in_smaller_chunks_while_requests_decode() -> None:
 def test_a_long_prompt_delays_no_request_that_decodes() -> None:
     """They run in every round, all of their drafts; the prompt gets the rest of each."""
     budget, count = 20, 3
-    scheduler = Scheduler(BlockPool(200, 4), count + 1, budget, K, ALL)
     decoding = [request(number, 1, 99) for number in range(count)]
-    for one in decoding:
-        scheduler.add(one)
+    scheduler = added(Scheduler(BlockPool(200, 4), count + 1, budget, K, ALL), *decoding)
     rounds, prompt = 0, request(count, 150, 9)
     while not prompt.output:
         scheduled = {item.request.index: item for item in scheduler.schedule()}
@@ -157,10 +157,8 @@ def test_a_long_prompt_delays_no_request_that_decodes() -> None:
 
 
 def test_the_newest_gives_up_its_blocks() -> None:
-    scheduler = Scheduler(BlockPool(6, 4), 2, 64, K, ALL)
     old, new = request(0, 8, 12), request(1, 8, 9)
-    for one in (old, new):
-        scheduler.add(one)
+    scheduler = added(Scheduler(BlockPool(6, 4), 2, 64, K, ALL), old, new)
     assert len(scheduler.schedule()) == 2 and scheduler.pool.free == 0
     for one in (old, new):
         one.tokens.append(1)
@@ -171,9 +169,8 @@ def test_the_newest_gives_up_its_blocks() -> None:
 
 
 def test_a_prompt_that_others_had_is_found() -> None:
-    scheduler = Scheduler(BlockPool(20, 4), 2, 64, K, ALL)
     first, again = request(0, 14, 2), request(5, 14, 2)
-    scheduler.add(first)
+    scheduler = added(Scheduler(BlockPool(20, 4), 2, 64, K, ALL), first)
     [item] = scheduler.schedule()
     first.tokens.append(3)
     first.num_computed_tokens = 14
@@ -187,9 +184,8 @@ def test_a_prompt_that_others_had_is_found() -> None:
 
 
 def test_blocks_before_the_window_are_freed() -> None:
-    scheduler = Scheduler(BlockPool(20, 4), 1, 8, K, 6)
     first, again = request(0, 30, 9), request(5, 30, 9)
-    scheduler.add(first)
+    scheduler = added(Scheduler(BlockPool(20, 4), 1, 8, K, 6), first)
     freed, most = list[int](), 0
     for _ in range(4):
         [item] = scheduler.schedule()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
+import tiny
 from tiny import make_target, make_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -69,12 +70,8 @@ def byte_level() -> PreTrainedTokenizerFast:
 
 
 def byte_fallback() -> PreTrainedTokenizerFast:
-    """As Llama 2 and Gemma have it: words with their space, and bytes for all else."""
     words = [f"<0x{byte:02X}>" for byte in range(256)] + ["x", "▁x", "▁", "▁the", "é", "\ufffd"]
-    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, [], byte_fallback=True))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+    return PreTrainedTokenizerFast(tokenizer_object=tiny.byte_fallback(words))
 
 
 def random_ids(generator: random.Random, size: int) -> list[int]:

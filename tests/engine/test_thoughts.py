@@ -17,93 +17,6 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.thoughts import find_thoughts
 
-ASKED = [{"role": "user", "content": "the <think> cat"}]
-SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 22]}}}
-SCHEMA |= {"required": ["a"], "additionalProperties": False}
-SCHEMA |= {"x-guidance": {"whitespace_flexible": False}}
-JSON = SamplingParams(json_schema=SCHEMA, max_tokens=120)
-OFF, ON = (Style(None, {"enable_thinking": wanted}) for wanted in (False, True))
-END = "<|im_end|>"
-both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
-
-
-def answer(
-    monkeypatch: pytest.MonkeyPatch,
-    tokenizer: Any,
-    script: str,
-    params: SamplingParams = JSON,
-    style: Style = PLAIN_STYLE,
-) -> str:
-    """The answer of a target that prefers the tokens of the script, special tokens included."""
-    say(monkeypatch, ids(tokenizer, script))
-    llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
-    [done] = llm.generate([prompt_ids(tokenizer, ASKED, style)], params)
-    return tokenizer.backend_tokenizer.decode(done.token_ids, skip_special_tokens=False)
-
-
-def is_json(text: str) -> bool:
-    return json.loads(text.removesuffix(END))["a"] in (1, 22)
-
-
-@pytest.mark.parametrize("marks", ["added", "special", "text"])
-@both
-def test_the_answer_follows_the_thoughts(
-    make: Callable[..., Any], marks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    thoughts = '<think>\nhm {} so, 12 "<|im_start|>\n</think>'
-    said = answer(monkeypatch, make(marks), thoughts + "Sure!")
-    assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
-
-
-@pytest.mark.parametrize(
-    ("template", "thoughts"), [(R1, "hm, {\n</think>"), (OTHER, "<|hm|></think> {<|so|>")]
-)
-@both
-def test_other_templates(
-    make: Callable[..., Any], template: str, thoughts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The prompt begins the thoughts, or their marks are known from the template alone."""
-    tokenizer = make(template=template)
-    said = answer(monkeypatch, tokenizer, thoughts + "Sure!")
-    assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
-
-
-@pytest.mark.parametrize(
-    ("style", "script"), [(OFF, "<think>a</think>"), (PLAIN_STYLE, '{"b": 2}')]
-)
-@both
-def test_without_thoughts_it_begins_at_once(
-    make: Callable[..., Any], style: Style, script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Thoughts may be disabled, or the target answers without any."""
-    assert is_json(answer(monkeypatch, make(), script, style=style))
-
-
-def test_a_text_is_no_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = byte_level()
-    say(monkeypatch, ids(tokenizer, "<think>hm"))
-    llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
-    for prompt in ("the cat", "say <think>", ids(tokenizer, "<think>")):
-        assert is_json(llm.generate([prompt], JSON)[0].text)
-
-
-@pytest.mark.parametrize("thoughts", [
-    "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant<|channel|>final<|message|>",
-    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
-    "<|channel|>final <|constrain|>json<|message|>",
-    "<|channel|>final<|message|>",
-])  # fmt: skip
-def test_harmony(thoughts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is the last channel's message."""
-    said = answer(monkeypatch, harmony(), thoughts + "Sure!")
-    assert said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
-
-
-def test_a_call_of_harmony_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": 1}<|im_end|>'
-    assert answer(monkeypatch, harmony(), call) == call
-
-
 # As GLM 4.5: a line break is before thoughts, and the prompt has none.
 GLM = (
     "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}"
@@ -133,6 +46,96 @@ BEGUN = (
     "{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
 )
 
+ASKED = [{"role": "user", "content": "the <think> cat"}]
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 22]}}}
+SCHEMA |= {"required": ["a"], "additionalProperties": False}
+SCHEMA |= {"x-guidance": {"whitespace_flexible": False}}
+JSON = SamplingParams(json_schema=SCHEMA, max_tokens=120)
+OFF, ON = (Style(None, {"enable_thinking": wanted}) for wanted in (False, True))
+END = "<|im_end|>"
+Make = Callable[..., Any]  # of a tokenizer
+Answer = Callable[..., str]
+both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """The answer of a target that prefers the tokens of a script, special tokens included."""
+
+    def answered(tokenizer: Any, script: str, style: Style = PLAIN_STYLE) -> str:
+        say(monkeypatch, ids(tokenizer, script))
+        llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
+        [done] = llm.generate([prompt_ids(tokenizer, ASKED, style)], JSON)
+        return tokenizer.backend_tokenizer.decode(done.token_ids, skip_special_tokens=False)
+
+    return answered
+
+
+def is_json(text: str) -> bool:
+    return json.loads(text.removesuffix(END))["a"] in (1, 22)
+
+
+def is_json_after(thoughts: str, said: str) -> bool:
+    return said.startswith(thoughts) and is_json(said.removeprefix(thoughts))
+
+
+@pytest.mark.parametrize("marks", ["added", "special", "text"])
+@both
+def test_the_answer_follows_the_thoughts(make: Make, marks: str, answer: Answer) -> None:
+    thoughts = '<think>\nhm {} so, 12 "<|im_start|>\n</think>'
+    assert is_json_after(thoughts, answer(make(marks), thoughts + "Sure!"))
+
+
+@pytest.mark.parametrize(
+    ("template", "thoughts"),
+    [
+        (R1, "hm, {\n</think>"),
+        (OTHER, "<|hm|></think> {<|so|>"),
+        (GLM, "\n<think>hm</think>"),
+    ],
+)
+@both
+def test_other_templates(make: Make, template: str, thoughts: str, answer: Answer) -> None:
+    """The prompt begins the thoughts, or their marks are known from the template alone, or there is
+    space before them."""
+    tokenizer = make(template=template)
+    assert is_json_after(thoughts, answer(tokenizer, thoughts + "Sure!"))
+
+
+@pytest.mark.parametrize(
+    ("style", "script"), [(OFF, "<think>a</think>"), (PLAIN_STYLE, '{"b": 2}')]
+)
+@both
+def test_without_thoughts_it_begins_at_once(
+    make: Make, style: Style, script: str, answer: Answer
+) -> None:
+    """Thoughts may be disabled, or the target answers without any."""
+    assert is_json(answer(make(), script, style))
+
+
+def test_a_text_is_no_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_level()
+    say(monkeypatch, ids(tokenizer, "<think>hm"))
+    llm = LLM(target_of(tokenizer), max_batch=1, kv_tokens=512)
+    for prompt in ("the cat", "say <think>", ids(tokenizer, "<think>")):
+        assert is_json(llm.generate([prompt], JSON)[0].text)
+
+
+@pytest.mark.parametrize("thoughts", [
+    "<|channel|>analysis<|message|>hm {<|end|><|start|>assistant<|channel|>final<|message|>",
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    "<|channel|>final <|constrain|>json<|message|>",
+    "<|channel|>final<|message|>",
+])  # fmt: skip
+def test_harmony(thoughts: str, answer: Answer) -> None:
+    """The answer is the last channel's message."""
+    assert is_json_after(thoughts, answer(harmony(), thoughts + "Sure!"))
+
+
+def test_a_call_of_harmony_is_no_answer(answer: Answer) -> None:
+    call = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": 1}<|im_end|>'
+    assert answer(harmony(), call) == call
+
 
 @pytest.mark.parametrize(
     ("template", "style", "header", "opening", "stage"),
@@ -151,7 +154,7 @@ BEGUN = (
 )
 @both
 def test_where_a_prompt_leaves_the_target(
-    make: Callable[..., Any], template: str, style: Style, header: str, opening: str, stage: str
+    make: Make, template: str, style: Style, header: str, opening: str, stage: str
 ) -> None:
     tokenizer = make(template=template)
     thoughts = find_thoughts(tokenizer)
@@ -160,14 +163,8 @@ def test_where_a_prompt_leaves_the_target(
     assert thoughts.stage(tokenizer, prompt_ids(tokenizer, ASKED, style)) == stage
 
 
-def test_space_before_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = byte_level(template=GLM)
-    said = answer(monkeypatch, tokenizer, "\n<think>hm</think>Sure!")
-    assert said.startswith("\n<think>hm</think>") and is_json(said.partition("</think>")[2])
-
-
 @both
-def test_thoughts_without_end(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thoughts_without_end(make: Make, answer: Answer) -> None:
     """Every token may come in them: marks, ends, stray bytes."""
     tokenizer = make(template=R1)
     grammars = Grammars(target_of(tokenizer))
@@ -176,7 +173,7 @@ def test_thoughts_without_end(make: Callable[..., Any], monkeypatch: pytest.Monk
     for token in [*range(3, 60), *ids(tokenizer, "<think>{")]:
         assert matcher.allowed().all()
         matcher.advance([token])
-    assert answer(monkeypatch, tokenizer, "hm" + END) == "hm" + END
+    assert answer(tokenizer, "hm" + END) == "hm" + END
 
 
 def words(tokenizer: Any) -> list[int]:
@@ -185,14 +182,12 @@ def words(tokenizer: Any) -> list[int]:
     return [*marks, *ids(tokenizer, '{"a": 12}<|im_end|>hm')]
 
 
-@pytest.mark.parametrize("template", ["own", R1])
+@pytest.mark.parametrize("template", [QWEN3, R1])
 @pytest.mark.parametrize("marks", ["added", "text"])
 @both
-def test_masks_along_a_draft(make: Callable[..., Any], marks: str, template: str) -> None:
+def test_masks_along_a_draft(make: Make, marks: str, template: str) -> None:
     """Looking ahead changes nothing."""
-    tokenizer, rng = make(marks), random.Random(5)
-    if template != "own":
-        tokenizer.chat_template = template
+    tokenizer, rng = make(marks, template), random.Random(5)
     grammars, prompt = Grammars(target_of(tokenizer)), prompt_ids(tokenizer, ASKED)
 
     def at(said: list[int]) -> Matcher:
@@ -219,7 +214,7 @@ def test_masks_along_a_draft(make: Callable[..., Any], marks: str, template: str
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @both
-def test_thoughts_are_those_without_a_grammar(make: Callable[..., Any], temperature: float) -> None:
+def test_thoughts_are_those_without_a_grammar(make: Make, temperature: float) -> None:
     """With drafts and without; what follows them is the grammar's."""
     tokenizer = make(template=R1)
     target = target_of(tokenizer)

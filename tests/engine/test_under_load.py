@@ -2,10 +2,12 @@
 
 import random
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
+from answers import alone, token_ids
 from refusals import refused
 from tiny import METHODS
 
@@ -44,7 +46,8 @@ def asked() -> list[tuple[list[int], SamplingParams]]:
 
 
 @pytest.fixture(scope="module")
-def alone(target: Target) -> list[list[int]]:
+def wanted(target: Target) -> list[list[int]]:
+    """The output of each alone."""
     llm = LLM(target, deterministic=True, max_batch=1)
     return [llm.generate([ids], params)[0].token_ids for ids, params in asked()]
 
@@ -55,7 +58,7 @@ def free_blocks(engine: Engine) -> bool:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_under_load(
-    target: Target, drafters: dict[str, Drafter], alone: list[list[int]], seed: int
+    target: Target, drafters: dict[str, Drafter], wanted: list[list[int]], seed: int
 ) -> None:
     method, k = METHODS[seed % 2], (None, 3, 9)[seed]
     llm = LLM(target, drafters[method], k=k, deterministic=True, max_batch=6, kv_tokens=210)
@@ -74,11 +77,11 @@ def test_under_load(
                 engine.cancel(chance.choice(list(where)))
                 cancelled += 1
         engine.step()
-    for request, wanted in zip(everyone, alone, strict=True):
+    for request, own in zip(everyone, wanted, strict=True):
         if request.finish_reason == "abort":
-            assert request.output == wanted[: len(request.output)]
+            assert request.output == own[: len(request.output)]
         else:
-            assert request.output == wanted, (request.index, request.params)
+            assert request.output == own, (request.index, request.params)
     assert free_blocks(engine)
     assert cancelled > 0 and sum(r.preempted for r in everyone) > 0
     found = sum(r.num_cached_tokens for r in everyone)
@@ -87,12 +90,11 @@ def test_under_load(
         assert sum(sum(r.stats.accepted) for r in everyone) > 50, "drafts were accepted"
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
-    target: Target, drafters: dict[str, Drafter], method: str
+    target: Target, drafter: Drafter
 ) -> None:
     """The head's keys are found with the target's: acceptance is the same to the token."""
-    llm, prompt = LLM(target, drafters[method], k=3), [*SHARED, 9, 17]
+    llm, prompt = LLM(target, drafter, k=3), [*SHARED, 9, 17]
     first, again = (llm.stream([prompt], SamplingParams(max_tokens=24)) for _ in range(2))
     for run in (first, again):
         list(run)
@@ -103,9 +105,9 @@ def test_a_prompt_found_in_the_cache_is_drafted_for_as_well(
 
 
 def test_prompts_are_found_where_nothing_is_drafted(
-    target: Target, drafters: dict[str, Drafter], monkeypatch: pytest.MonkeyPatch
+    target: Target, p_eagle: Drafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = LLM(target, drafters["p-eagle"], k=3)
+    llm = LLM(target, p_eagle, k=3)
     monkeypatch.setattr(llm.engine, "_depths", lambda requests, _: [0] * len(requests))
     for reused in (0, 32):
         run = llm.stream([[*SHARED, 9]], SamplingParams(max_tokens=5))
@@ -155,11 +157,10 @@ def as_ever(target: Target, drafter: Drafter, seen: Drafts) -> bool:
     return len({tuple(draft) for draft in seen.values()}) > 2
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_idle_head_catches_up(target: Target, drafters: dict[str, Drafter], method: str) -> None:
+def test_an_idle_head_catches_up(target: Target, drafter: Drafter) -> None:
     """Behind a stretch without drafts, drafts are those of a head that has run all along: be it its
     own stretch, or another request's whose blocks were found."""
-    chance, drafter = random.Random(0), drafters[method]
+    chance = random.Random(0)
     prompt = [chance.randint(5, 127) for _ in range(21)]
     llm = LLM(target, drafter, k=3)
     later = drafts(llm, 9, [prompt])
@@ -170,15 +171,14 @@ def test_an_idle_head_catches_up(target: Target, drafters: dict[str, Drafter], m
     assert as_ever(target, drafter, found) and len(min(found)) == len(prompt) + 1
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_a_head_catches_up_within_the_budget_of_rounds(
-    target: Target, drafters: dict[str, Drafter], method: str, proposed: list[list[NewSlots]]
+    target: Target, drafter: Drafter, proposed: list[list[NewSlots]]
 ) -> None:
     """And runs what requests share once."""
     chance = random.Random(0)
     shared = [chance.randint(5, 127) for _ in range(40)]
     prompts = [[*shared, 70 + at, 71, 72] for at in range(3)]
-    llm = LLM(target, drafters[method], k=3)
+    llm = LLM(target, drafter, k=3)
     llm.generate([shared + [9]], SamplingParams(max_tokens=1))
     llm.engine.scheduler.budget = 20
     later = drafts(llm, 20, prompts)
@@ -186,24 +186,21 @@ def test_a_head_catches_up_within_the_budget_of_rounds(
     assert max(rows) == rows[0] == 20
     ran = [new.start + at for slots in proposed for new in slots for at in range(len(new.ids))]
     assert sorted(slot for slot in ran if slot < 32) == list(range(32)), "two blocks are shared"
-    assert as_ever(target, drafters[method], later)
+    assert as_ever(target, drafter, later)
 
 
-def test_one_that_fails_fails_alone(target: Target, drafters: dict[str, Drafter]) -> None:
+def test_one_that_fails_fails_alone(target: Target, p_eagle: Drafter) -> None:
     """NaN in one request's logits: the others, and those that take its blocks, are as before."""
     prompts = [[70, 71], [72, 73, 74], [75, 76]]
     params = SamplingParams(max_tokens=12)
-    wanted = [c.token_ids for c in LLM(target, lookup=False).generate(prompts, params)]
-    llm = LLM(target, drafters["p-eagle"], k=2, max_batch=3, kv_tokens=100)
-    run, calls = llm.stream(prompts, params), 0
-    model = llm.engine.model
-    logits = model.logits
+    wanted = token_ids(alone(target, prompts, params))
+    llm = LLM(target, p_eagle, k=2, max_batch=3, kv_tokens=100)
+    run, model = llm.stream(prompts, params), llm.engine.model
+    logits, calls = model.logits, count(1)
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
         out = logits(hidden)
-        if calls == 2:
+        if next(calls) == 2:
             out[0] = float("nan")
         return out
 
@@ -212,9 +209,9 @@ def test_one_that_fails_fails_alone(target: Target, drafters: dict[str, Drafter]
         list(run)
     failed, *fine = run.completions()
     assert failed.finish_reason == "error" and "NaN" in str(failed.failure)
-    assert [c.token_ids for c in fine] == wanted[1:]
+    assert token_ids(fine) == wanted[1:]
     assert free_blocks(llm.engine)
-    assert [c.token_ids for c in llm.generate(prompts, params)] == wanted
+    assert token_ids(llm.generate(prompts, params)) == wanted
 
 
 def test_torchs_threads_are_given_back(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +224,6 @@ def test_torchs_threads_are_given_back(target: Target, monkeypatch: pytest.Monke
 
 def test_too_little_cache_is_refused(target: Target) -> None:
     with refused("prompt[0]"):
-        alone = LLM(target, kv_tokens=40, lookup=False)
-        alone.generate([[7] * 50], SamplingParams(max_tokens=10))
+        alone(target, [[7] * 50], SamplingParams(max_tokens=10), kv_tokens=40)
     with refused("kv_tokens"):
         LLM(target, kv_tokens=10**12).generate([[7]])
