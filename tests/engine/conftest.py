@@ -3,8 +3,8 @@
 import pytest
 from oracle import Oracle
 from tiny import METHODS, own_answers
+from trained_heads import trained_head
 
-from heads import trained_head
 from peagle.engine.draft import Proposer
 from peagle.engine.tree import Offer
 from peagle.methods.base import NewSlots

@@ -15,8 +15,8 @@ import pytest
 import torch
 from answers import accepted, token_ids
 from tiny import make_drafter, make_target, own_answers, random_prompts
+from trained_heads import trained_head
 
-from heads import trained_head
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams

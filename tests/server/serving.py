@@ -2,25 +2,24 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
 from openai import OpenAI
 from tiny import make_target, own_answers
+from trained_heads import trained_head
 
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
+from peagle.engine.params import TokenLogprob
 from peagle.model.drafter import Drafter
 from peagle.server.app import Api, ServerConfig
 from peagle.server.run import Server, bind
-from peagle.train.config import TrainConfig
-from peagle.train.spec import HeadSpec
-from peagle.train.trainer import Trainer
-from peagle.train.warm_start import new_drafter
 
 MODEL = "tiny"
 
@@ -55,6 +54,14 @@ class Running(Asked):
     def http(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=30)
 
+    def get(self, path: str, **more: Any) -> httpx2.Response:
+        with self.http() as http:
+            return http.get(path, **more)
+
+    def post(self, path: str, **more: Any) -> httpx2.Response:
+        with self.http() as http:
+            return http.post(path, **more)
+
     def stop(self) -> None:
         self.api.worker.draining = True
         self.thread.join(30)
@@ -64,11 +71,7 @@ class Running(Asked):
 def train_head(folder: Path) -> Drafter:
     """One whose drafts the tiny target often accepts."""
     target = make_target()
-    data = own_answers(target, 64)
-    spec = HeadSpec("p-eagle", layers=2, depths=4, draft_vocab=112, feature_layers=(1, 2, 3))
-    made = new_drafter(target, [e.ids for e in data], spec)
-    Trainer(TrainConfig(folder, steps=160, lr=3e-3), target, made, data).run()
-    return made.eval()
+    return trained_head(target, "p-eagle", own_answers(target, 64), folder)
 
 
 def make_llm(drafter: Drafter | None, max_batch: int = 4, kv_tokens: int = 1024) -> LLM:
@@ -84,6 +87,19 @@ def start(llm: LLM, model: str = MODEL, **config: object) -> Running:
     thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
     thread.start()
     return Running(api, server, thread, f"http://127.0.0.1:{listening.getsockname()[1]}")
+
+
+def ended_request(
+    text: str = "", prompt: Iterable[int] = (), output: Iterable[int] = (), *,
+    asked: int | None = None, logprobs: Iterable[TokenLogprob] = (),
+) -> Any:  # fmt: skip
+    """A request as answers are made of it; `asked` is the number of likely tokens for each."""
+    ids = list(prompt)
+    return SimpleNamespace(
+        index=0, tokens=[*ids, *output], prompt_length=len(ids), output=list(output),
+        text=SimpleNamespace(text=text), finish_reason="stop", logprobs=list(logprobs),
+        params=SimpleNamespace(logprobs=asked),
+    )  # fmt: skip
 
 
 def until(true: Any) -> None:

@@ -25,16 +25,12 @@ def test_names_that_are_allowed(serve: Serve) -> None:
 
 def test_with_a_key_any_name(serve: Serve) -> None:
     """Another site's page has no key."""
-    running = serve(api_key="secret")
-    with running.http() as http:
-        headers = {"host": "models.example", "authorization": "Bearer secret"}
-        assert http.get("/v1/models", headers=headers).status_code == 200
+    headers = {"host": "models.example", "authorization": "Bearer secret"}
+    assert serve(api_key="secret").get("/v1/models", headers=headers).status_code == 200
 
 
 def test_a_foreign_name_is_told_of(serve: Serve) -> None:
-    with serve().http() as http:
-        answer = http.get("/v1/models", headers={"host": "evil.example"})
-    error = answer.json()["error"]
+    error = serve().get("/v1/models", headers={"host": "evil.example"}).json()["error"]
     assert error["type"] == "permission_error" and "'evil.example'" in error["message"]
 
 

@@ -1,6 +1,7 @@
 """/v1/completions answers with the engine's output."""
 
 import json
+from functools import partial
 
 import openai
 import pytest
@@ -141,15 +142,14 @@ def test_max_model_len_is_the_longest_that_fits(serve: Serve, window: int, room:
 
 def test_invocations(running: Running, llm: LLM) -> None:
     """SageMaker's one route takes the bodies of both APIs."""
-    with running.http() as http:
-        body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 9}
-        text = http.post("/invocations", json=body).json()
-        assert text["choices"][0]["text"] == alone(llm, max_tokens=9).text
-        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
-        assert http.post("/invocations", json=body).json()["object"] == "chat.completion"
-        assert http.post("/invocations", json={"max_tokens": 3}).status_code == 400
-        assert http.get("/ping").status_code == 200
-        assert [m.id for m in running.client().models.list()] == [MODEL]
+    invoke = partial(running.post, "/invocations")
+    text = invoke(json={"prompt": PROMPT, "temperature": 0, "max_tokens": 9}).json()
+    assert text["choices"][0]["text"] == alone(llm, max_tokens=9).text
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+    assert invoke(json=body).json()["object"] == "chat.completion"
+    assert invoke(json={"max_tokens": 3}).status_code == 400
+    assert running.get("/ping").status_code == 200
+    assert [m.id for m in running.client().models.list()] == [MODEL]
 
 
 def test_one_model(running: Running) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 import yaml
-from serving import MODEL, Running, Serve
+from serving import Running, Serve
 from test_metrics import read
 from tiny import make_target
 
@@ -66,11 +66,10 @@ def test_sources_of_tokens(running: Running, llm: LLM, path: str) -> None:
     asked = {"prompt": "the cat sat"} if path == "completions" else {}
     asked = asked or {"messages": [{"role": "user", "content": "the cat sat"}]}
     body = asked | {"max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True}
-    with running.http() as http:
-        plain = streamed(http.post(f"/v1/{path}", json=body))
-        assert not any("peagle_drafts" in part["choices"][0] for part in plain)
-        body |= {"stream_options": {"peagle_drafts": True}}
-        parts = [e["choices"][0] for e in streamed(http.post(f"/v1/{path}", json=body))]
+    plain = streamed(running.post(f"/v1/{path}", json=body))
+    assert not any("peagle_drafts" in part["choices"][0] for part in plain)
+    body |= {"stream_options": {"peagle_drafts": True}}
+    parts = [e["choices"][0] for e in streamed(running.post(f"/v1/{path}", json=body))]
     prompt = asked.get("prompt") or conversation_ids(llm, asked["messages"], [], {})
     run = llm.stream([prompt], SamplingParams(max_tokens=40, ignore_eos=True))
     wanted = [(chunk.text, chunk.depth, chunk.source) for chunk in run]
@@ -98,8 +97,7 @@ def test_drafts_as_trees(serve: Serve, drafter: Drafter, options: dict[str, Any]
     body = {"prompt": ["the cat sat on the mat. the cat sat on", "a dog ran"], "max_tokens": 60}
     body |= {"temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"peagle_drafts": True}}
-    with running.http() as http:
-        parts = [e["choices"][0] for e in streamed(http.post("/v1/completions", json=body))]
+    parts = [e["choices"][0] for e in streamed(running.post("/v1/completions", json=body))]
     for index in range(2):
         own = [part for part in parts if part["index"] == index]
         trees = [tree for part in own for tree in part["peagle_drafts"]["trees"]]
@@ -122,9 +120,7 @@ def test_drafts_as_trees(serve: Serve, drafter: Drafter, options: dict[str, Any]
 def test_chosen_k(serve: Serve) -> None:
     running = serve()
     assert read(running)["peagle:spec_decode_chosen_k", ""] == 0
-    body = {"model": MODEL, "prompt": "the cat", "max_tokens": 9, "temperature": 0}
-    with running.http() as http:
-        assert http.post("/v1/completions", json=body | {"ignore_eos": True}).status_code == 200
+    running.complete("the cat", max_tokens=9, temperature=0, extra_body={"ignore_eos": True})
     assert read(running)["peagle:spec_decode_chosen_k", ""] == 3
 
 
@@ -132,8 +128,7 @@ def test_catalog(running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"my model": {"target": "owner/model", "heads": {}}}))
     monkeypatch.setenv("PEAGLE_CATALOG", str(file))
-    with running.http() as http:
-        about, listed = http.get("/peagle/console").json(), http.get("/peagle/catalog").json()
+    about, listed = (running.get(f"/peagle/{part}").json() for part in ("console", "catalog"))
     lanes = about.pop("lanes")
     assert about == {"method": "p-eagle", "drafts": "K = 3", "context": 256}
     assert [lane["title"] for lane in lanes] == ["Target alone", *LANES]

@@ -18,6 +18,7 @@ from peagle.server.conversations import MAX_CALLS, ParsedAnswer, ResponseParser,
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
+CALLING = CHATML + "{# <tool_call> #}"  # a template that writes calls so
 CALL = '<tool_call>\n{"name": "sit", "arguments": {"on": "mat"}}\n</tool_call>'
 
 
@@ -102,7 +103,7 @@ def lie(on: dict[str, Any]) -> Any:
 def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
     """A random target emits a call, with arguments that satisfy the schema."""
     running = serve()
-    running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    running.api.llm.tokenizer.chat_template = CALLING
     tools = [lie({"$ref": "#/$defs/mat"})] + ([TOOL] if choice != "required" else [])
     for seed in range(4):
         got = running.chat(ASKED, tools=tools, tool_choice=choice, seed=seed,
@@ -118,7 +119,7 @@ def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
 
 def test_a_schema_of_a_tool_that_is_none(serve: Serve) -> None:
     running = serve()
-    running.api.llm.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    running.api.llm.tokenizer.chat_template = CALLING
     with pytest.raises(openai.BadRequestError) as raised:
         running.chat(ASKED, tools=[lie({"type": "nothing"})], tool_choice="required")
     assert raised.value.param == "tools"
@@ -195,12 +196,12 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
 def test_calls_that_are_demanded_have_an_end(serve: Serve) -> None:
     """A target that would write calls for ever stops at MAX_CALLS; a cut call is dropped."""
     target = make_target(context=2048)
-    target.tokenizer.chat_template = CHATML + "{# <tool_call> #}"
+    target.tokenizer.chat_template = CALLING
     running = serve(LLM(target, max_batch=1, kv_tokens=2048))
     [line] = target.tokenizer("\n")["input_ids"]
     nothing = {"type": "object", "additionalProperties": False}
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": nothing}}]
-    asked: Any = {"tools": tools, "tool_choice": "required", "temperature": 0}
+    tool = {"type": "function", "function": {"name": "f", "parameters": nothing}}
+    asked: Any = {"tools": [tool], "tool_choice": "required", "temperature": 0}
     create = partial(running.chat, ASKED, **asked, logit_bias={line: 100})
     whole = create()
     assert len(whole.choices[0].message.tool_calls) == MAX_CALLS

@@ -24,9 +24,8 @@ def board() -> Any:
 def exposed(running: Running) -> dict[str, set[str]]:
     """Sample name → labels, after a request."""
     running.complete("the cat", max_tokens=30)
-    with running.http() as http:
-        families = text_string_to_metric_families(http.get("/metrics").text)
-        return {s.name: set(s.labels) for family in families for s in family.samples}
+    families = text_string_to_metric_families(running.get("/metrics").text)
+    return {s.name: set(s.labels) for family in families for s in family.samples}
 
 
 def expressions(board: Any) -> list[str]:

@@ -71,8 +71,7 @@ def test_any_body(small: Running) -> None:
     paths = {path for path, _ in statuses}
     assert len(paths) == 3 and all(statuses[p, 200] and statuses[p, 400] for p in paths), statuses
     until(lambda: all_free(small))
-    with small.http() as http:
-        assert http.get("/health").json() == {"status": "ok"}
+    assert small.get("/health").json() == {"status": "ok"}
 
 
 def test_every_get(small: Running) -> None:
@@ -88,9 +87,8 @@ def test_every_get(small: Running) -> None:
 
 def test_the_document_needs_the_key(serve: Any) -> None:
     running = serve(api_key="secret")
-    with running.http() as http:
-        assert http.get("/openapi.json").status_code == 401
-        document = http.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
+    assert running.get("/openapi.json").status_code == 401
+    document = running.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
     assert document["security"] == [{"key": []}]
     paths = document["paths"].items()
     open_ = {path for path, how in paths if how.get("get", {}).get("security") == []}

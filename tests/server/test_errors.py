@@ -8,7 +8,7 @@ import openai
 import pytest
 import torch
 from refusals import check_text
-from serving import MODEL, Running, Serve, make_llm, start
+from serving import MODEL, Running, Serve, all_free, make_llm, start
 
 from peagle.engine import engine
 from peagle.engine.grammar import Matcher
@@ -105,8 +105,7 @@ def small(drafter: Any) -> Any:
 
 
 def refused(running: Running, path: str, body: Any, status: int = 400) -> dict[str, Any]:
-    with running.http() as http:
-        answer = http.post(path, content=json.dumps(body), headers=JSON)
+    answer = running.post(path, content=json.dumps(body), headers=JSON)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -135,9 +134,7 @@ def test_bad_chats(small: Running, body: Any, field: str) -> None:
 
 def test_nothing_runs_on(small: Running) -> None:
     """Refused requests leave nothing behind."""
-    scheduler = small.api.llm.engine.scheduler
-    assert small.api.worker.open == 0 and small.api.llm.engine.idle
-    assert scheduler.pool.free == scheduler.pool.count
+    assert all_free(small)
 
 
 def test_fields_that_clients_send_are_no_error(running: Running) -> None:
@@ -148,42 +145,39 @@ def test_fields_that_clients_send_are_no_error(running: Running) -> None:
     more |= {"prediction": {}, "add_special_tokens": True, "cache_salt": "x", "temprature": None}
     more |= {"parallel_tool_calls": False, "thinking": {}, "x" * 5000: 1, "temperature": None}
     more |= {"echo": False, "best_of": 1, "suffix": None}
-    with running.http() as http:
-        body = {"prompt": "a", "messages": [USER], "max_tokens": 1} | more
-        for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
-            assert http.post(path, json=body).status_code == 200
+    body = {"prompt": "a", "messages": [USER], "max_tokens": 1} | more
+    for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
+        assert running.post(path, json=body).status_code == 200
 
 
 def test_an_answer_may_fill_the_context(running: Running) -> None:
     body = {"prompt": [70] * 250, "ignore_eos": True}
-    with running.http() as http:
-        for more in ({"max_tokens": 6}, {"max_tokens": None}, {}):
-            answer = http.post("/v1/completions", json=body | more).json()
-            assert answer["usage"]["completion_tokens"] == 6
+    for more in ({"max_tokens": 6}, {"max_tokens": None}, {}):
+        answer = running.post("/v1/completions", json=body | more).json()
+        assert answer["usage"]["completion_tokens"] == 6
 
 
 def test_bodies_that_are_none(running: Running) -> None:
-    with running.http() as http:
-        for content, said in (
-            ("{", "the body is not JSON"),
-            ("[]", "the body must be a JSON object"),
-            ("", "the body must be a JSON object"),
-            ('{"prompt": "a", "top_p": NaN}', "top_p nan"),
-        ):
-            for path in ("/v1/completions", "/invocations"):
-                answer = http.post(path, content=content, headers=JSON)
-                assert answer.status_code == 400, content
-                assert said in answer.json()["error"]["message"]
-        form = http.post("/v1/completions", content='{"prompt": "a"}')
-        assert "content-type application/json" in form.json()["error"]["message"]
+    for content, said in (
+        ("{", "the body is not JSON"),
+        ("[]", "the body must be a JSON object"),
+        ("", "the body must be a JSON object"),
+        ('{"prompt": "a", "top_p": NaN}', "top_p nan"),
+    ):
+        for path in ("/v1/completions", "/invocations"):
+            answer = running.post(path, content=content, headers=JSON)
+            assert answer.status_code == 400, content
+            assert said in answer.json()["error"]["message"]
+    form = running.post("/v1/completions", content='{"prompt": "a"}')
+    assert "content-type application/json" in form.json()["error"]["message"]
 
 
 def test_routes_that_are_not(running: Running) -> None:
-    with running.http() as http:
-        assert "usage.prompt_tokens" in http.post("/tokenize").json()["error"]["message"]
-        for answer, status in ((http.get("/nope"), 404), (http.get("/v1/completions"), 405)):
-            assert answer.status_code == status
-            assert "no such route, there are" in answer.json()["error"]["message"]
+    assert "usage.prompt_tokens" in running.post("/tokenize").json()["error"]["message"]
+    for path, status in (("/nope", 404), ("/v1/completions", 405)):
+        answer = running.get(path)
+        assert answer.status_code == status
+        assert "no such route, there are" in answer.json()["error"]["message"]
 
 
 def test_another_model(running: Running) -> None:
@@ -201,23 +195,21 @@ def test_too_large(running: Running) -> None:
         for _ in range(limit // 2**20 + 1):
             yield b"a" * 2**20
 
-    with running.http() as http:  # without a content-length
-        assert http.post("/v1/completions", content=chunks(), headers=JSON).status_code == 413
+    unmeasured = running.post("/v1/completions", content=chunks(), headers=JSON)
+    assert unmeasured.status_code == 413, "without a content-length"
 
 
 def test_keys(serve: Serve) -> None:
     running = serve(api_key="schlüssel")
     for key in ("wrong", ""):
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        with running.http() as http:
-            for path in ("/v1/models", "/metrics", "/invocations", "/nope"):
-                answer = http.get(path, headers=headers)
-                assert answer.status_code == 401
-                assert answer.json()["error"]["code"] == "invalid_api_key"
-            assert http.get("/health").status_code == http.get("/ping").status_code == 200
-    with running.http() as http:
-        right = {"authorization": "Bearer schlüssel".encode()}
-        assert http.get("/v1/models", headers=right).status_code == 200
+        for path in ("/v1/models", "/metrics", "/invocations", "/nope"):
+            answer = running.get(path, headers=headers)
+            assert answer.status_code == 401
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert running.get("/health").status_code == running.get("/ping").status_code == 200
+    right = {"authorization": "Bearer schlüssel".encode()}
+    assert running.get("/v1/models", headers=right).status_code == 200
     with pytest.raises(openai.AuthenticationError):
         running.client("other").completions.create(model=MODEL, prompt="a")
 
@@ -251,8 +243,7 @@ def test_a_form_that_is_too_complex(running: Running, stream: bool) -> None:
     """A grammar that exceeds llguidance's limits in the middle of an answer gets 400."""
     many = {"grammar": "start: " + " | ".join(f'"{"x" * 50}{i}"' for i in range(3000))}
     body = {"prompt": "a", "stream": stream, "structured_outputs": many}
-    with running.http() as http:
-        answer = http.post("/v1/completions", json=body)
+    answer = running.post("/v1/completions", json=body)
     assert answer.status_code == (200 if stream else 400)
     assert "the grammar cannot be followed any further" in answer.text
     assert "invalid_request_error" in answer.text
@@ -267,8 +258,7 @@ def test_a_grammar_that_breaks_is_no_fault_of_the_client(
     refused = torch.arange(128) == 70  # a letter
     monkeypatch.setattr(Matcher, "allowed", lambda self: refused)
     body = {"prompt": "a", "stream": stream, "structured_outputs": {"regex": "[0-9]{40}"}}
-    with running.http() as http:
-        answer = http.post("/v1/completions", json=body)
+    answer = running.post("/v1/completions", json=body)
     assert answer.status_code == (200 if stream else 500)
     assert "server_error" in answer.text and "the grammar refuses a token" in answer.text
     assert running.complete("a").choices
@@ -278,6 +268,5 @@ def test_thousands_of_choices(running: Running) -> None:
     """Choices become one terminal: llguidance refuses rules with so many alternatives."""
     choices = [f"cat {i}" for i in range(5000)]
     body = {"prompt": "a", "max_tokens": 30, "structured_outputs": {"choice": choices}}
-    with running.http() as http:
-        answer = http.post("/v1/completions", json=body).json()
+    answer = running.post("/v1/completions", json=body).json()
     assert answer["choices"][0]["text"] in choices

@@ -2,8 +2,9 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+from serving import ended_request
 
 from peagle.data.chat import prompt_ids
 from peagle.server.answers import ChatBuilder
@@ -14,13 +15,9 @@ from test_response_parser import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E
 
 def request(answer: str) -> Any:
     """A request that has ended with this answer."""
-    prompt, output = prompt_ids(TOKENIZER, ASKED), ids(answer)
+    output = ids(answer)
     text = TOKENIZER.decode(output, skip_special_tokens=True)
-    return SimpleNamespace(
-        index=0, tokens=[*prompt, *output], prompt_length=len(prompt), output=output,
-        text=SimpleNamespace(text=text), finish_reason="stop", logprobs=[],
-        params=SimpleNamespace(logprobs=None),
-    )  # fmt: skip
+    return ended_request(text, prompt_ids(TOKENIZER, ASKED), output)
 
 
 def whole(answer: str, max_calls: int | None) -> Any:

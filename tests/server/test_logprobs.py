@@ -1,10 +1,11 @@
 """Log-probabilities beside the text: bytes, names and offsets, whole and streamed."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny
+from serving import ended_request
 from tiny import make_target
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -35,11 +36,7 @@ def byte_fallback() -> PreTrainedTokenizerFast:
     """A tokenizer like Llama 2's and Gemma's."""
     words = [f"<0x{byte:02X}>" for byte in range(256)]
     words += ["▁", "A", "x", "▁the", "▁cat", "é", "\ufffd", "日", "▁日本"]
-    merges = list[tuple[str, str]]()
-    backend = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, merges, byte_fallback=True))
-    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
-    return finished(backend)
+    return finished(tiny.byte_fallback(words))
 
 
 def finished(backend: Tokenizer) -> PreTrainedTokenizerFast:
@@ -50,21 +47,13 @@ def finished(backend: Tokenizer) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-MAKERS = [byte_level, byte_fallback]
-both = pytest.mark.parametrize("make", MAKERS)
+both = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 
 
-def request(text: str = "", logprobs: list[TokenLogprob] | None = None) -> Any:
-    params = SimpleNamespace(logprobs=2)
-    return SimpleNamespace(
-        index=0, finish_reason="stop", params=params, output=[], tokens=[], prompt_length=0,
-        text=SimpleNamespace(text=text), logprobs=logprobs,
-    )  # fmt: skip
+Parts = list[tuple[list[TokenLogprob], str]]
 
 
-def rounds(
-    tokenizer: PreTrainedTokenizerFast, ids: list[int], stop: tuple[str, ...] = ()
-) -> list[tuple[list[TokenLogprob], str]]:
+def rounds(tokenizer: PreTrainedTokenizerFast, ids: list[int], stop: tuple[str, ...] = ()) -> Parts:
     """Tokens and certain text, one token a round, as the engine emits them."""
     stream, found = TextStream(tokenizer, stop), []
     for number, token in enumerate(ids, start=1):
@@ -77,17 +66,24 @@ def rounds(
     return found
 
 
-def chat(tokenizer: Any, parts: list[tuple[list[TokenLogprob], str]], stream: bool) -> list[Any]:
-    """Entries of /v1/chat/completions."""
-    form = ChatBuilder(tokenizer, max_calls=0)
+def told(form: Any, parts: Parts, stream: bool) -> dict[str, list[Any]]:
+    """The log-probabilities of an answer: lists by name."""
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text, logprobs)).model_dump()["logprobs"]["content"]
-    found = list[Any]()
+        whole = form.whole(ended_request(text, asked=2, logprobs=logprobs))
+        return whole.model_dump()["logprobs"]
+    found: dict[str, list[Any]] = {}
     for number, (logprobs, text) in enumerate(parts, start=1):
-        part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
-        found += (part["logprobs"] or {"content": []})["content"]
+        ended = number == len(parts)
+        part = form.part(ended_request(asked=2), text, logprobs, ended=ended).model_dump()
+        for name, values in (part["logprobs"] or {}).items():
+            found.setdefault(name, []).extend(values or [])
     return found
+
+
+def chat(tokenizer: Any, parts: Parts, stream: bool) -> list[Any]:
+    """Entries of /v1/chat/completions."""
+    return told(ChatBuilder(tokenizer, max_calls=0), parts, stream)["content"]
 
 
 def joined(entries: list[Any]) -> bytes:
@@ -190,29 +186,15 @@ def test_whatever_a_target_says(make: Callable[[], Any], stop: tuple[str, ...], 
         assert all(len(entry["top_logprobs"]) == 5 for entry in entries)
 
 
-def text_logprobs(tokenizer: Any, parts: list[Any], stream: bool) -> dict[str, list[Any]]:
-    """Lists of /v1/completions."""
-    form = TextBuilder(tokenizer)
-    if not stream:
-        logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        return form.whole(request(text, logprobs)).model_dump()["logprobs"]
-    found: dict[str, list[Any]] = {}
-    for number, (logprobs, text) in enumerate(parts, start=1):
-        part = form.part(request(), text, logprobs, ended=number == len(parts)).model_dump()
-        for name, values in (part["logprobs"] or {}).items():
-            found.setdefault(name, []).extend(values)
-    return found
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @both
 def test_offsets_are_of_the_text(make: Callable[[], Any], stream: bool) -> None:
     """In characters; a token inside a character has that character's."""
     tokenizer, text = make(), "x 👍 cat é日x"
     ids = tokenizer(text.replace(" ", "▁") if make is byte_fallback else text)["input_ids"]
-    told = text_logprobs(tokenizer, rounds(tokenizer, ids), stream)
-    assert len(told["text_offset"]) == len(ids)
-    for name, offset in zip(told["tokens"], told["text_offset"], strict=True):
+    shown = told(TextBuilder(tokenizer), rounds(tokenizer, ids), stream)
+    assert len(shown["text_offset"]) == len(ids)
+    for name, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
         if name.startswith("bytes:"):
             assert text[offset] in "👍é日"
         else:
@@ -231,10 +213,10 @@ def test_tokens_of_one_text_do_not_collide(stream: bool) -> None:
         ([TokenLogprob(byte, -1.0, top)], "A"),
         ([TokenLogprob(letter, -0.5, top)], "A"),
     ]
-    told = text_logprobs(tokenizer, parts, stream)
-    assert told["tokens"] == ["x", "A", "A"]
-    assert [len(best) for best in told["top_logprobs"]] == [4, 4, 4]
-    plain, emitted, _ = told["top_logprobs"]
+    shown = told(TextBuilder(tokenizer), parts, stream)
+    assert shown["tokens"] == ["x", "A", "A"]
+    assert [len(best) for best in shown["top_logprobs"]] == [4, 4, 4]
+    plain, emitted, _ = shown["top_logprobs"]
     assert plain == {"x": -2.0, "A": -0.5, by_id(byte): -1.0, "bytes:\\xe4": -3.0}
     assert emitted == {"A": -1.0, by_id(letter): -0.5, "x": -2.0, "bytes:\\xe4": -3.0}
 
@@ -242,6 +224,7 @@ def test_tokens_of_one_text_do_not_collide(stream: bool) -> None:
 def test_an_emitted_token_that_was_not_likely() -> None:
     tokenizer = byte_level()
     x, y = tokenizer.convert_tokens_to_ids(["x", "y"])
-    told = text_logprobs(tokenizer, [([TokenLogprob(x, -9.0, [(y, -0.1)])], "x")], stream=False)
-    assert told["top_logprobs"] == [{"x": -9.0, "y": -0.1}]
-    assert told["token_logprobs"] == [-9.0]
+    parts = [([TokenLogprob(x, -9.0, [(y, -0.1)])], "x")]
+    shown = told(TextBuilder(tokenizer), parts, stream=False)
+    assert shown["top_logprobs"] == [{"x": -9.0, "y": -0.1}]
+    assert shown["token_logprobs"] == [-9.0]

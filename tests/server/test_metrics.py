@@ -15,10 +15,8 @@ from peagle.model.drafter import Drafter
 
 def read(running: Running) -> dict[tuple[str, str], float]:
     """(name, the label besides the model's) → value."""
-    with running.http() as http:
-        text = http.get("/metrics").text
     values = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(running.get("/metrics").text):
         for sample in family.samples:
             assert sample.labels["model_name"] == MODEL
             [extra] = [v for k, v in sample.labels.items() if k != "model_name"] or [""]

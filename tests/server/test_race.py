@@ -1,11 +1,13 @@
 """Races: the same tokens in every lane, and a server that goes on as if there had been none."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
-from serving import MODEL, Brake, Running, Serve, all_free, until
+from serving import Brake, Running, Serve, all_free, until
 from test_console import streamed
 from test_metrics import read
 from tiny import make_target
@@ -27,8 +29,7 @@ def known(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def race(running: Running, **more: Any) -> list[dict[str, Any]]:
-    with running.http() as http:
-        return streamed(http.post("/peagle/race", json=RACE | more))
+    return streamed(running.post("/peagle/race", json=RACE | more))
 
 
 def test_the_lanes(serve: Serve, llm: LLM) -> None:
@@ -88,16 +89,14 @@ def test_lanes_draft_as_the_server(
 def test_nothing_is_left_of_it(serve: Serve, drafter: Drafter) -> None:
     """The engine, its cache, its target's mode, and every number at /metrics."""
     running = serve(LLM(make_target(), drafter, k=2, max_batch=4, kv_tokens=1024))
-    client, target = running.client(), running.api.llm.target
-    asked: dict[str, Any] = {"model": MODEL, "prompt": [60 + i for i in range(40)], "max_tokens": 9}
-    asked |= {"temperature": 0}
-    before_text = client.completions.create(**asked).choices[0].text
+    ask = partial(running.complete, [60 + i for i in range(40)], max_tokens=9, temperature=0)
+    before_text, target = ask().choices[0].text, running.api.llm.target
     engine, before = running.api.llm.engine, read(running)
     state = target.config._experts_implementation, target.config._attn_implementation
     assert race(running)[-1]["identical"]
     assert running.api.llm.engine is engine is running.api.worker.llm.engine
     assert read(running) == before and all_free(running)
-    again = client.completions.create(**asked)
+    again = ask()
     assert again.choices[0].text == before_text
     assert (target.config._experts_implementation, target.config._attn_implementation) == state
     assert again.usage is not None and again.usage.prompt_tokens_details is not None
@@ -135,8 +134,7 @@ def test_others_go_on(serve: Serve, brake: Brake) -> None:
         assert "lanes" in next(lines)
         second = race(running)
         assert "a race is on" in second[0]["error"]["message"]
-        create = running.client().completions.create
-        assert create(model=MODEL, prompt="a", max_tokens=5).choices
+        assert running.complete("a", max_tokens=5).choices
         assert '"identical":true' in "".join(lines).replace(" ", "")
 
 
@@ -169,12 +167,8 @@ def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
 def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client is told; the server goes on."""
     running = serve()
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a bug")
-
     with monkeypatch.context() as patch:
-        patch.setattr(console, "_run", broken)
+        patch.setattr(console, "_run", Mock(side_effect=RuntimeError("a bug")))
         events = race(running)
     assert events[-1]["error"]["message"] == "it failed: see the server's log"
     assert race(running)[-1]["identical"]
@@ -190,6 +184,5 @@ def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_refused(running: Running, more: dict[str, Any], said: str) -> None:
-    with running.http() as http:
-        got = http.post("/peagle/race", json=RACE | more)
+    got = running.post("/peagle/race", json=RACE | more)
     assert got.status_code == 400 and said in got.text

@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import Serve
+from serving import Serve, ended_request
 from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, ids, say, thinking_target
 from tiny import CHATML
 
@@ -41,10 +40,7 @@ def parse(
         if stopped:
             break
     pieces.append(text.finish())
-    request: Any = SimpleNamespace(
-        index=0, tokens=[*prompt, *output], prompt_length=len(prompt), output=output,
-        text=text, finish_reason="stop", logprobs=[], params=SimpleNamespace(logprobs=None),
-    )  # fmt: skip
+    request = ended_request(text.text, prompt, output)
     if not stream:
         message = form.whole(request).message
         return message.reasoning, message.content, message.tool_calls
@@ -127,9 +123,8 @@ def test_thoughts_come_as_they_are_thought() -> None:
     tokenizer = byte_level()
     form = ChatBuilder(tokenizer, 0)
     form.prompt = prompt_ids(tokenizer, ASKED)
-    request: Any = SimpleNamespace(index=0, params=SimpleNamespace(logprobs=None))
     pieces = ["<think>", "hm", " so", " ", "</think>", "\n", "it", " sat"]
-    deltas = [form.part(request, piece, [], ended=False).delta for piece in pieces]
+    deltas = [form.part(ended_request(), piece, [], ended=False).delta for piece in pieces]
     assert [delta.reasoning for delta in deltas[1:4]] == ["hm", " so", ""]
     assert [delta.content for delta in deltas[5:]] == [None, "it", " sat"]
 

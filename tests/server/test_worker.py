@@ -2,6 +2,8 @@
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import Any
 
 import httpx2
@@ -29,11 +31,11 @@ def test_a_client_that_leaves_frees_everything(serve: Serve, brake: Brake) -> No
     brake.go.clear()
     assert running.api.worker.open == 1
     stream.close()
-    with running.http() as http, pytest.raises(httpx2.ReadTimeout):
-        http.post("/v1/completions", json=BODY | {"n": 3, "top_k": 3}, timeout=0.3)
+    with pytest.raises(httpx2.ReadTimeout):
+        running.post("/v1/completions", json=BODY | {"n": 3, "top_k": 3}, timeout=0.3)
     brake.go.set()
     until(lambda: all_free(running))
-    metrics = running.http().get("/metrics").text
+    metrics = running.get("/metrics").text
     assert 'finished_reason="length",model_name="tiny"} 0.0' in metrics
     assert 'finished_reason="abort",model_name="tiny"} 4.0' in metrics
 
@@ -42,23 +44,14 @@ def test_a_full_queue(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     """One may run and two wait; the fourth is told to come again, and those before it finish."""
     running = serve(make_llm(drafter, max_batch=1), max_queue=2)
     brake.go.clear()
-    texts: list[str] = []
-
-    def ask() -> None:
-        got = running.complete("a", max_tokens=3)
-        texts.append(got.choices[0].text)
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    until(lambda: running.api.worker.open == 3)
-    with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as raised:
-        running.complete("a")
-    assert raised.value.response.headers["retry-after"] == "1"
-    brake.go.set()
-    for thread in threads:
-        thread.join(30)
-    assert len(texts) == 3
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(running.complete, "a", max_tokens=3) for _ in range(3)]
+        until(lambda: running.api.worker.open == 3)
+        with pytest.raises(openai.RateLimitError, match="3 requests run or wait, at most 3") as no:
+            running.complete("a")
+        assert no.value.response.headers["retry-after"] == "1"
+        brake.go.set()
+        assert all(one.result().choices for one in asked)
     until(lambda: all_free(running))
 
 
@@ -66,28 +59,22 @@ def test_the_time_is_over(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     """The output so far is the answer; a request without any gets 503."""
     running = serve(make_llm(drafter, max_batch=1), max_seconds=0.05)
     brake.go.clear()
-    told: dict[int, httpx2.Response] = {}
-
-    def ask(number: int) -> None:
-        with running.http() as http:
-            told[number] = http.post("/v1/completions", json=BODY)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(2)]
-    for number, thread in enumerate(threads):
-        thread.start()
-        until(lambda: running.api.worker.open == number + 1)  # noqa: B023
-    # The first is before its first round, the other one behind it, and both their ends are asked
-    # for; where the other one's coming still waits to be heard, it is asked for, too.
     worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
-    until(lambda: worker._posted.qsize() + len(scheduler.waiting) == 4)
-    brake.go.set()
-    for thread in threads:
-        thread.join(30)
-    assert told[0].status_code == 200
-    assert told[0].json()["choices"][0]["finish_reason"] == "length"
-    assert 0 < told[0].json()["usage"]["completion_tokens"] <= 4
-    assert (told[1].status_code, told[1].headers["retry-after"]) == (503, "1")
-    assert "not begun in time, 0.05 seconds" in told[1].json()["error"]["message"]
+    with ThreadPoolExecutor(2) as threads:
+        asked = []
+        for number in range(2):
+            asked.append(threads.submit(running.post, "/v1/completions", json=BODY))
+            until(lambda: worker.open == number + 1)  # noqa: B023
+        # The first is before its first round, the other one behind it, and both their ends are
+        # asked for; where the other one's coming still waits to be heard, it is asked for, too.
+        until(lambda: worker._posted.qsize() + len(scheduler.waiting) == 4)
+        brake.go.set()
+        first, second = (one.result() for one in asked)
+    assert first.status_code == 200
+    assert first.json()["choices"][0]["finish_reason"] == "length"
+    assert 0 < first.json()["usage"]["completion_tokens"] <= 4
+    assert (second.status_code, second.headers["retry-after"]) == (503, "1")
+    assert "not begun in time, 0.05 seconds" in second.json()["error"]["message"]
     until(lambda: all_free(running))
 
 
@@ -135,10 +122,9 @@ def test_a_failed_engine(
     monkeypatch.setattr(running.api.llm.engine, "step", broken.__get__(running.api.llm.engine))
     with pytest.raises(openai.APIError, match="the engine has failed"):
         list(running.complete("a", n=2, stream=stream))
-    with running.http() as http:
-        health = http.get("/health")
-        assert (health.status_code, health.json()) == (503, {"status": "failed"})
-        assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+    health = running.get("/health")
+    assert (health.status_code, health.json()) == (503, {"status": "failed"})
+    assert running.post("/v1/completions", json={"prompt": "a"}).status_code == 503
     ticking.set()
     running.thread.join(30)
     assert not running.thread.is_alive() and running.api.worker.failed
@@ -169,13 +155,5 @@ def test_many_at_once(running: Running) -> None:
         return "".join(part.choices[0].text for part in (got if stream else [got]))
 
     alone = [ask(prompt, False) for prompt in prompts]
-    together: dict[int, str] = {}
-    threads = [
-        threading.Thread(target=lambda i=i: together.update({i: ask(prompts[i], i % 2 == 0)}))
-        for i in range(len(prompts))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [together[i] for i in range(len(prompts))] == alone
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert list(threads.map(ask, prompts, cycle([True, False]))) == alone
