@@ -21,12 +21,12 @@ LAYERS = 7  # the fewest that have default feature layers
 SMALL = ("--layers", "2", "--depths", "4", "--draft-vocab", "112", "--lr", "3e-3")
 
 
-def invoke(*args: object, stdin: str | None = None, color: bool = False) -> Result:
-    """Run a command that must succeed."""
-    result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin, color=color)
+def invoke(*args: object, code: int = 0, stdin: str | None = None, **how: Any) -> Result:
+    """Run a command that must end with this code; `how` is for click's runner."""
+    result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin, **how)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result
 
 

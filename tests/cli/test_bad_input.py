@@ -1,6 +1,5 @@
 """Mistakes of users: one line on stderr that names the field and the fix, and exit code 2."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -102,11 +101,8 @@ def test_a_run_folder_for_its_head(refused, target: Path, tmp_path: Path, comman
         (("--warmup", 1), "warmup"),
     ],
 )
-def test_train_options(
-    refused, target: Path, answers: Path, tmp_path: Path, options, field: str
-) -> None:
-    where = ("--data", answers, "--output", tmp_path / "out")
-    refused("train", target, *where, *options, field=field)
+def test_train_options(refused, training: Words, tmp_path: Path, options, field: str) -> None:
+    refused(*training, "--output", tmp_path / "out", *options, field=field)
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
@@ -127,10 +123,10 @@ def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, field: str
 
 
 def test_train_init_from_the_other_method(
-    refused, target: Path, answers: Path, heads: dict[str, Path], tmp_path: Path
+    refused, training: Words, heads: dict[str, Path], tmp_path: Path
 ) -> None:
-    where = ("--data", answers, "--output", tmp_path)
-    refused("train", target, *where, "--init-from", heads["eagle3"], field="method")
+    start = ("--init-from", heads["eagle3"])
+    refused(*training, "--output", tmp_path, *start, field="method")
 
 
 @pytest.mark.parametrize(
@@ -159,8 +155,7 @@ def test_train_needs_data_and_output(refused, target: Path, tmp_path: Path) -> N
 
 
 def test_prompt_files(refused, target: Path, tmp_path: Path) -> None:
-    bad = tmp_path / "prompts.jsonl"
-    bad.write_text(json.dumps({"turns": ["hi"]}) + "\nnot json\n")
+    bad = write_lines(tmp_path / "prompts.jsonl", {"turns": ["hi"]}, "not json")
     made = ("--output", tmp_path / "made.jsonl")
     assert f"{bad}:2: not JSON" in refused("data", "regenerate", target, "--prompts", bad, *made)
     assert f"{bad}:2: not JSON" in refused("eval", target, "--dataset", bad)

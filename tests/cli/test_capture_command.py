@@ -1,21 +1,19 @@
 """`peagle data capture`, and `peagle train` on what it made."""
 
-import json
 import shutil
 import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from json_files import write_lines
+from json_files import read_json, write_lines
 from runner import SMALL, Words, invoke, metrics, save_target
 from tiny import METHODS
-from typer.testing import CliRunner
 
 from peagle.cli.common import screen
-from peagle.cli.main import app
 from peagle.data.captured import Captures
 from peagle.model.describe import INDEX
 from peagle.model.loader import load_target
@@ -27,26 +25,31 @@ VLLM = ("--engine", "vllm", "--vllm-python")
 STEPS = (*SMALL, "--steps", 3)
 
 
+def capture(target: Path, data: Path) -> Words:
+    """A command that lacks an output."""
+    return ("data", "capture", target, "--data", data, "--shard-mb", 0.05, "--output")
+
+
 @pytest.fixture(scope="module")
-def folder(target: Path, answers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def capturing(target: Path, answers: Path) -> Words:
+    return capture(target, answers)
+
+
+@pytest.fixture(scope="module")
+def folder(capturing: Words, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("capture") / "new"
-    said = invoke(*capture(target, answers, made)).stderr
+    said = invoke(*capturing, made).stderr
     assert "24 documents, " in said
     assert " tokens: 0.2 MB on disk" in said
     assert f"train with --data {made}" in said
     return made
 
 
-def capture(target: Path, answers: Path, folder: Path) -> Words:
-    where = ("--data", answers, "--output", folder)
-    return ("data", "capture", target, *where, "--shard-mb", 0.05)
-
-
 def test_documents_are_cut_at_the_context(tmp_path: Path) -> None:
     """Longer documents are never served; the last position is that of vLLM's answer."""
     target = save_target(tmp_path / "target", context=32)
     data = write_lines(tmp_path / "long.jsonl", {"prompt_ids": [5, 6], "answer_ids": [7] * 60})
-    invoke(*capture(target, data, tmp_path / "made"))
+    invoke(*capture(target, data), tmp_path / "made")
     [document] = list(Captures([tmp_path / "made"]))
     assert len(document.ids) == 31
     invoke("train", target, "--data", data, "--output", tmp_path / "run", *SMALL, "--steps", 1)
@@ -72,11 +75,10 @@ def test_layers_of_the_target_are_not_run(
 ) -> None:
     """Training and export read a few of the files of a large target; norms of features take their
     size from the capture."""
-    copy = tmp_path / "target"
-    shutil.copytree(target, copy)
+    copy = shutil.copytree(target, tmp_path / "target")
     load_target(str(target)).model.save_pretrained(copy, max_shard_size="20kB")
     (copy / "model.safetensors").unlink(missing_ok=True)
-    places = json.loads((copy / INDEX).read_text())["weight_map"]
+    places = read_json(copy / INDEX)["weight_map"]
     needed = {file for name, file in places.items() if ".layers.1." not in name}
     for file in set(places.values()) - needed:
         (copy / file).unlink()
@@ -92,17 +94,16 @@ def test_layers_of_the_target_are_not_run(
     assert not (tmp_path / "other").exists() and not (tmp_path / "exported").exists()
 
 
-def test_what_is_there_is_said(target: Path, answers: Path, folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+def test_what_is_there_is_said(capturing: Words, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "shard-00000.safetensors").unlink()
-    said = invoke(*capture(target, answers, copy)).stderr
+    said = invoke(*capturing, copy).stderr
     assert "17 documents are there: 0.1 MB to write" in said
 
 
-def test_its_layers_are_the_heads(target: Path, answers: Path, tmp_path: Path, refused) -> None:
+def test_its_layers_are_the_heads(target: Path, capturing: Words, tmp_path: Path, refused) -> None:
     made = tmp_path / "made"
-    invoke(*capture(target, answers, made), "--feature-layers", "1,2")
+    invoke(*capturing, made, "--feature-layers", "1,2")
     invoke("train", target, "--data", made, "--output", tmp_path / "out", *STEPS)
     assert len(metrics(tmp_path / "out")) == 3
     command = ("train", target, "--data", made, "--output", tmp_path / "other", *STEPS)
@@ -132,25 +133,23 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
         (("--part", "a/b"), "part"),
     ],
 )
-def test_bad_options(target: Path, answers: Path, tmp_path: Path, refused, options, field) -> None:
-    refused(*capture(target, answers, tmp_path / "made"), *options, field=field)
+def test_bad_options(capturing: Words, tmp_path: Path, refused, options, field) -> None:
+    refused(*capturing, tmp_path / "made", *options, field=field)
     assert not (tmp_path / "made").exists()
 
 
 def test_a_disk_that_refuses(
-    target: Path, answers: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
+    capturing: Words, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("peagle.train.capture.write_shard", full)
     monkeypatch.setattr(screen, "quiet", True)
-    line = refused(*capture(target, answers, tmp_path), field="output")
+    line = refused(*capturing, tmp_path, field="output")
     assert "make room" in line and "earlier shards" in line
 
 
 def test_a_vllm_that_ends_is_a_failure(
-    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, capturing: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real one: vllm/test_vllm_capture.py. Our process has no layers of the target."""
 
@@ -166,11 +165,9 @@ def test_a_vllm_that_ends_is_a_failure(
 
     monkeypatch.setattr("peagle.vllm.capture.through_vllm", ends)
     monkeypatch.setattr("peagle.vllm.process.look", lambda _: None)
-    command = [*capture(target, answers, tmp_path), *VLLM, sys.executable]
-    result = CliRunner().invoke(app, [str(part) for part in command])
-    assert result.exit_code == 1
-    [line] = [line for line in result.stderr.splitlines() if line.startswith("peagle: ")]
+    said = invoke(*capturing, tmp_path, *VLLM, sys.executable, code=1).stderr
+    [line] = [line for line in said.splitlines() if line.startswith("peagle: ")]
     assert "vLLM ended with code -9" in line and "run the same command to continue" in line
-    said = invoke(*capture(target, answers, tmp_path)).stderr
+    said = invoke(*capturing, tmp_path).stderr
     assert "documents are there: " in said, "transformers goes on where vLLM ended"
     assert len(list(Captures([tmp_path]))) == 24

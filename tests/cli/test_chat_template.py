@@ -1,12 +1,11 @@
 """`--chat-template` wherever a conversation is written: another template, plain text, or none."""
 
-import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from json_files import read_lines, write_lines
+from json_files import read_json, read_lines, write_lines
 from runner import invoke, printed, save_target
 
 OTHER = (
@@ -48,7 +47,7 @@ def plain_head(
 
 
 def recorded(head: Path) -> str:
-    return json.loads((head / "config.json").read_text())["peagle"]["provenance"]["template_hash"]
+    return read_json(head / "config.json")["peagle"]["provenance"]["template_hash"]
 
 
 def test_another_template_is_the_targets_own(

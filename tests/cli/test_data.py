@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from json_files import read_lines, write_lines
@@ -134,10 +135,8 @@ def test_a_hub_that_cannot_be_read(
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'peagle[data]'" in refused(*command)
 
-    def load_dataset(*_: object, **__: object) -> object:
-        raise ConnectionError("no such host")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    unreached = Mock(side_effect=ConnectionError("no such host"))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=unreached))
     assert "o/n: cannot be read from the hub (no such host)" in refused(*command)
     assert not (tmp_path / "made").exists()
 

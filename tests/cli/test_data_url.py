@@ -8,9 +8,6 @@ import pytest
 from chat_server import ChatServer, Reply, echo
 from json_files import read_lines, write_lines
 from runner import Words, invoke
-from typer.testing import CliRunner
-
-from peagle.cli.main import app
 
 COUNT = 12
 
@@ -31,8 +28,7 @@ def command(server: ChatServer, tmp_path: Path) -> Words:
 
 def test_options_reach_the_server(server: ChatServer, command: Words, tmp_path: Path) -> None:
     key = ("--api-key-env", "SOME_KEY", "--model", "theirs", "--system", "be brief")
-    done = CliRunner().invoke(app, [*map(str, (*command, *key))], env={"SOME_KEY": "secret"})
-    assert done.exit_code == 0, done.output
+    done = invoke(*command, *key, env={"SOME_KEY": "secret"})
     assert f"wrote {COUNT} answers" in done.stderr
     assert {body["model"] for body in server.bodies} == {"theirs"}
     assert {headers["authorization"] for headers in server.headers} == {"Bearer secret"}
@@ -45,8 +41,7 @@ def test_failed_records_are_asked_again(server: ChatServer, command: Words, tmp_
     server.behave = lambda body: (
         Reply("no such number", 400) if "7" in body["messages"][-1]["content"] else echo(body)
     )
-    done = CliRunner().invoke(app, [*map(str, command)])
-    assert done.exit_code == 1
+    done = invoke(*command, code=1)
     assert "warning: record 8: HTTP 400" in done.stderr
     assert "records without an answer: 1; run again" in done.stderr
     server.behave = echo

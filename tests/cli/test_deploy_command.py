@@ -11,10 +11,8 @@ import pytest
 import typer
 import yaml
 from runner import Words, invoke
-from typer.testing import CliRunner
 
 from peagle.cli import serve
-from peagle.cli.main import app
 from peagle.deploy import sagemaker
 from peagle.deploy.plan import Plan
 from peagle.deploy.sagemaker import Account
@@ -129,9 +127,7 @@ def test_a_start_needs_a_region_and_a_yes(refused) -> None:
 @pytest.mark.parametrize("place", ["local", "kubernetes"])
 def test_asking_a_model_that_does_not_answer(place: str) -> None:
     nowhere = ("--to", place, "--url", "http://127.0.0.1:1")
-    asked = CliRunner().invoke(app, ["deploy", "invoke", "gpt-oss-20b", *nowhere])
-    assert asked.exit_code == 1
-    [line] = asked.stderr.splitlines()
+    [line] = invoke("deploy", "invoke", "gpt-oss-20b", *nowhere, code=1).stderr.splitlines()
     assert "no answer from http://127.0.0.1:1" in line
 
 

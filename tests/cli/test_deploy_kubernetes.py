@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 from runner import invoke
-from typer.testing import CliRunner
-
-from peagle.cli.main import app
 
 TO = ("--to", "kubernetes")
 MANIFESTS = (*TO, "--as", "manifests")
@@ -77,8 +74,7 @@ def test_yes_hands_it_over(nothing_installed: None, tmp_path: Path) -> None:
 
 def test_the_exit_code_is_theirs(nothing_installed: None, tmp_path: Path) -> None:
     install(tmp_path, "helm", code=3)
-    result = CliRunner().invoke(app, ["deploy", "gpt-oss-20b", *TO, "--yes"])
-    assert result.exit_code == 3
+    invoke("deploy", "gpt-oss-20b", *TO, "--yes", code=3)
 
 
 def test_bad_input(nothing_installed: None, refused) -> None:

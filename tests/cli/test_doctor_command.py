@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 from json_files import change_json
 from runner import invoke
-from typer.testing import CliRunner
-
-from peagle.cli.main import app
 
 
 @pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
@@ -28,20 +25,16 @@ def test_a_healthy_head(target: Path, heads: dict[str, Path], method: str) -> No
 def test_a_damaged_head_exits_1(target: Path, heads: dict[str, Path], tmp_path: Path) -> None:
     head = shutil.copytree(heads["p-eagle"], tmp_path / "head")
     change_json(head / "config.json", ptd_token_id=40)
-    done = CliRunner().invoke(app, ["doctor", str(head), str(target)])
-    assert done.exit_code == 1
+    done = invoke("doctor", head, target, code=1)
     assert done.stdout.splitlines()[-1].startswith("mask token: ptd_token_id 40: is an ordinary")
-    done = CliRunner().invoke(app, ["doctor", str(head), str(target), "--json"])
-    assert done.exit_code == 1
-    report = json.loads(done.stdout)
+    report = json.loads(invoke("doctor", head, target, "--json", code=1).stdout)
     assert report["healthy"] is False and report["verdict"].startswith("mask token: ")
     assert {"name", "state", "found", "fix"} == set(report["checks"][0])
 
 
 def test_force_accepts_another_target(other_target: Path, heads: dict[str, Path]) -> None:
-    done = CliRunner().invoke(app, ["doctor", str(heads["p-eagle"]), str(other_target)])
-    assert done.exit_code == 1
-    assert "provenance: trained for" in done.stdout and "use --force" in done.stdout
+    shown = invoke("doctor", heads["p-eagle"], other_target, code=1).stdout
+    assert "provenance: trained for" in shown and "use --force" in shown
     shown = invoke("doctor", heads["p-eagle"], other_target, "--force").stdout
     assert "forced" in shown and "nothing differs" in shown
 

@@ -1,9 +1,10 @@
 """`peagle export`: both dialects decode the same tokens as the head they were made of."""
 
-import json
+import shutil
 from pathlib import Path
 
 import pytest
+from json_files import change_json, read_json
 from runner import invoke, printed
 from safetensors import safe_open
 from tiny import METHODS
@@ -20,7 +21,7 @@ def test_exported_head_drafts_the_same(
     assert (
         f"wrote {out} ({dialect})" in invoke("export", heads[method], out, "--to", dialect).stderr
     )
-    config = json.loads((out / "config.json").read_text())
+    config = read_json(out / "config.json")
     assert ("speculators_model_type" in config) == (dialect == "speculators")
     with safe_open(out / "model.safetensors", "pt") as tensors:
         assert ("embed_tokens.weight" in tensors.keys()) == (method == "p-eagle")  # noqa: SIM118
@@ -50,16 +51,11 @@ def test_other_target(refused, other_target: Path, heads: dict[str, Path], tmp_p
 
 
 def test_a_head_that_names_no_target(refused, heads: dict[str, Path], tmp_path: Path) -> None:
-    head = tmp_path / "head"
-    head.mkdir()
-    for file in heads["eagle3"].iterdir():
-        (head / file.name).write_bytes(file.read_bytes())
-    config = json.loads((head / "config.json").read_text())
-    config["peagle"]["provenance"] = {}
-    (head / "config.json").write_text(json.dumps(config))
-    line = refused("export", head, tmp_path / "out", "--to", "vllm")
-    assert "name it with --target" in line
-    del config["eagle_aux_hidden_state_layer_ids"], config["eagle_config"], config["peagle"]
-    (head / "config.json").write_text(json.dumps(config))
-    line = refused("export", head, tmp_path / "out", "--to", "vllm")
-    assert "name it with --target" in line, "also of a head that does not name its layers"
+    head = shutil.copytree(heads["eagle3"], tmp_path / "head")
+    command = ("export", head, tmp_path / "out", "--to", "vllm")
+    config = read_json(head / "config.json")
+    change_json(head / "config.json", peagle=config["peagle"] | {"provenance": {}})
+    assert "name it with --target" in refused(*command)
+    layers = {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": None}
+    change_json(head / "config.json", **layers, peagle=None)
+    assert "name it with --target" in refused(*command), "also of one that names no layers"

@@ -3,19 +3,18 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
-from click.testing import Result
-from json_files import write_lines
+from json_files import read_json, write_lines
 from rich.progress import ProgressSample
 from runner import SMALL, Words, invoke
-from typer.testing import CliRunner
 
 from peagle.cli import common
 from peagle.cli.common import counting, progress_bar, screen
-from peagle.cli.main import app
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 
@@ -47,17 +46,16 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(monkeypatch)
 
 
-def interrupted(*command: object, stdin: str | None = None) -> Result:
-    """Run a command that Ctrl-C ends."""
-    result = CliRunner().invoke(app, [str(part) for part in command], input=stdin)
-    assert result.exit_code == 130, result.output
-    return result
+interrupted = partial(invoke, code=130)
+
+
+Conditions = list[Callable[[], bool]]
 
 
 @pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], bool]]:
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Conditions:
     """Ctrl-C in the first round of an engine for which what is put into the list is true."""
-    conditions, step = list[Callable[[], bool]](), Engine.step
+    conditions, step = Conditions(), Engine.step
 
     def press(engine: Engine) -> None:
         if any(condition() for condition in conditions):
@@ -98,10 +96,7 @@ def test_nothing_is_logged_on_a_terminal(log: Log, monkeypatch: pytest.MonkeyPat
 
 
 def test_ctrl_c_keeps_the_answers_that_have_ended(
-    target: Path,
-    tmp_path: Path,
-    interrupt: list[Callable[[], bool]],
-    monkeypatch: pytest.MonkeyPatch,
+    target: Path, tmp_path: Path, interrupt: Conditions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All prompts run in one batch. The second conversation has ended when the second turn of the
     others begins."""
@@ -146,7 +141,7 @@ def test_ctrl_c_ends_with_130_and_a_line(  # noqa: PLR0913, PLR0917 (fixtures)
     target: Path,
     heads: dict[str, Path],
     tmp_path: Path,
-    interrupt: list[Callable[[], bool]],
+    interrupt: Conditions,
     command: Words,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -162,16 +157,14 @@ def test_ctrl_c_ends_with_130_and_a_line(  # noqa: PLR0913, PLR0917 (fixtures)
 def test_ctrl_c_in_a_capture(
     target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def press(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("peagle.train.capture.run_document", press)
+    pressed = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr("peagle.train.capture.run_document", pressed)
     result = interrupted("data", "capture", target, "--data", answers, "--output", tmp_path / "c")
     last = result.stderr.splitlines()[-1]
     assert last.startswith("stopped: 0 of 24 documents") and "run the same command" in last
 
 
-def test_ctrl_c_in_bench(target: Path, tmp_path: Path, interrupt: list[Callable[[], bool]]) -> None:
+def test_ctrl_c_in_bench(target: Path, tmp_path: Path, interrupt: Conditions) -> None:
     questions = write_lines(tmp_path / "q.jsonl", {"turns": ["the cat"]})
     output = tmp_path / "bench.json"
     how = ("--methods", "none", "--dataset", questions, "--max-tokens", 2, "--repeats", 2)
@@ -179,14 +172,14 @@ def test_ctrl_c_in_bench(target: Path, tmp_path: Path, interrupt: list[Callable[
     result = interrupted("bench", target, *how, "--output", output)
     last = result.stderr.splitlines()[-1]
     assert last == f"stopped: 1 of 2 loads measured, each is in {output}"
-    assert len(json.loads(output.read_text())["rows"]) == 1
+    assert len(read_json(output)["rows"]) == 1
 
 
 def test_training_says_what_it_trains_on_and_measures(
-    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(common, "LOG_SECONDS", 0.001)
-    command = ("train", target, "--data", answers, "--output", tmp_path, *SMALL)
+    command = (*training, "--output", tmp_path, *SMALL)
     first, *lines = invoke(*command, "--steps", 20).stderr.splitlines()
     found = re.fullmatch(
         r"training on 22 documents \((\d+) tokens, (\d+) of answers\), "

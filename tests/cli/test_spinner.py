@@ -14,11 +14,13 @@ from peagle.engine import shared
 from peagle.engine.engine import Engine
 from peagle.server import run as server
 
+Steps = list[tuple[str, str | None]]
+
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """A step, and the first word of the spinner that is shown meanwhile."""
-    done, shown = list[tuple[str, str | None]](), list[str]()
+    done, shown = Steps(), list[str]()
 
     @contextmanager
     def status(text: str) -> Iterator[None]:
@@ -51,7 +53,7 @@ ANSWER = [("step", "reading"), ("secho", None)]
 ASK = ("--method", "lookup", "--max-tokens", 1)
 
 
-def test_generate(target: Path, seen: list[tuple[str, str | None]]) -> None:
+def test_generate(target: Path, seen: Steps) -> None:
     invoke("generate", target, "the cat sat", *ASK)
     assert seen == LOADED + ANSWER
     seen.clear()
@@ -59,14 +61,12 @@ def test_generate(target: Path, seen: list[tuple[str, str | None]]) -> None:
     assert seen == [*LOADED, ("step", "answering")]
 
 
-def test_chat_measures_before_typing(target: Path, seen: list[tuple[str, str | None]]) -> None:
+def test_chat_measures_before_typing(target: Path, seen: Steps) -> None:
     invoke("chat", target, *ASK, stdin="hello\nagain\n")
     assert seen == LOADED + ANSWER + ANSWER
 
 
-def test_serve(
-    target: Path, seen: list[tuple[str, str | None]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serve(target: Path, seen: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "log_to_stderr", lambda: None)
     monkeypatch.setattr(server.Server, "run", lambda *_, **__: None)
     invoke("serve", target, "--engine", "native", "--method", "lookup", "--port", 0)

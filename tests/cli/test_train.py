@@ -1,7 +1,6 @@
 """`peagle train`: from a JSONL file to a head; settings, resuming, stopping."""
 
 import dataclasses
-import json
 import os
 import signal
 import threading
@@ -16,10 +15,8 @@ from json_files import read_json
 from runner import SMALL, Words, invoke, metrics, printed
 from tiny import METHODS
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from peagle.cli import train
-from peagle.cli.main import app
 from peagle.data.documents import Documents
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
@@ -36,7 +33,7 @@ def test_run_leaves_head_checkpoint_and_metrics(runs: dict[str, Path], method: s
     assert [line["step"] for line in lines] == list(range(1, 61))
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert (runs[method] / "checkpoints" / "step-00000060" / "state.safetensors").is_file()
-    config = json.loads((runs[method] / "head" / "config.json").read_text())
+    config = read_json(runs[method] / "head" / "config.json")
     assert config["num_hidden_layers"] == 2
     assert ("ptd_token_id" in config) == (method == "p-eagle")
     assert config["peagle"]["depths"] == 4
@@ -82,7 +79,7 @@ def test_settings_in_rising_order(target: Path, answers: Path, tmp_path: Path) -
         "feature_layers: [1, 3, 5]\nepochs: null\ndraft_vocab: 100\n"
     )
     invoke("train", target, "--depths", 3, "--config", config)
-    head = json.loads((tmp_path / "out" / "head" / "config.json").read_text())
+    head = read_json(tmp_path / "out" / "head" / "config.json")
     assert head["peagle"]["depths"] == 3
     assert head["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 5]
     assert head["draft_vocab_size"] == 100
@@ -184,7 +181,7 @@ def test_eagle3_has_one_layer_unless_told(training: Words, tmp_path: Path) -> No
     invoke(*command, "--output", tmp_path / "one", "--method", "eagle3", "--depths", 2)
     invoke(*command, "--output", tmp_path / "four", "--depths", 2)
     layers = [
-        json.loads((tmp_path / name / "head" / "config.json").read_text())["num_hidden_layers"]
+        read_json(tmp_path / name / "head" / "config.json")["num_hidden_layers"]
         for name in ("one", "four")
     ]
     assert layers == [1, 4]
@@ -196,29 +193,25 @@ def test_init_from_another_targets_head_makes_one_for_this_target(
     start = ("--init-from", heads["p-eagle"], "--depths", 3, "--steps", 1, "--lr", "1e-9")
     invoke("train", other_target, "--data", answers, "--output", tmp_path, *start)
     head = tmp_path / "head"
-    config = json.loads((head / "config.json").read_text())
+    config = read_json(head / "config.json")
     assert config["peagle"]["depths"] == 3
     assert config["peagle"]["provenance"]["target"] == str(other_target)
     assert config["num_hidden_layers"] == 2  # the head's, not the default
     printed("generate", other_target, "--head", head, "the cat", "--max-tokens", 4)
 
 
-def test_loss_that_is_not_finite_is_a_failure(target: Path, answers: Path, tmp_path: Path) -> None:
-    where = ("--data", answers, "--output", tmp_path)
-    command = ["train", target, *where, *SMALL, "--lr", "1e30", "--steps", 5]
-    result = CliRunner().invoke(app, [str(part) for part in command])
-    assert result.exit_code == 1
-    [_, line] = result.stderr.splitlines()
+def test_loss_that_is_not_finite_is_a_failure(training: Words, tmp_path: Path) -> None:
+    command = (*training, "--output", tmp_path, *SMALL, "--lr", "1e30", "--steps", 5)
+    [_, line] = invoke(*command, code=1).stderr.splitlines()
     assert line.startswith("peagle: loss is nan at step ")
 
 
-def test_sigint_leaves_a_resumable_checkpoint(target: Path, answers: Path, tmp_path: Path) -> None:
-    command = ["train", str(target), "--data", str(answers), "--output", str(tmp_path), *SMALL]
+def test_sigint_leaves_a_resumable_checkpoint(training: Words, tmp_path: Path) -> None:
+    command = (*training, "--output", tmp_path, *SMALL)
     threading.Thread(target=_interrupt_after, args=(tmp_path / "metrics.jsonl",)).start()
-    result = CliRunner().invoke(app, [*command, "--steps", "100000"])
+    said = invoke(*command, "--steps", 100000, code=130).stderr
     done = len(metrics(tmp_path))
-    assert result.exit_code == 130, result.output
-    assert f"stopped at step {done}: continue with --resume" in result.stderr
+    assert f"stopped at step {done}: continue with --resume" in said
     invoke(*command, "--steps", done + 2, "--resume")
     assert [line["step"] for line in metrics(tmp_path)] == list(range(1, done + 3))
 
@@ -267,7 +260,7 @@ def test_a_new_head_is_trained_with_its_correction(training: Words, tmp_path: Pa
     start = (*training, "--layers", 1, "--depths", 3, "--steps", 4)
     invoke(*start, "--correction", "joint", "--output", tmp_path)
     assert (tmp_path / "head" / "correction").is_dir()
-    record = json.loads((tmp_path / "head" / "config.json").read_text())["peagle"]["provenance"]
+    record = read_json(tmp_path / "head" / "config.json")["peagle"]["provenance"]
     assert record["data"]["steps"] == 4 and record["data"]["answer_tokens"] > 0
 
 

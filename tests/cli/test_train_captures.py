@@ -1,9 +1,9 @@
 """`peagle train` over several captured folders, and on answers that are measured only."""
 
-import json
 from pathlib import Path
 
 import pytest
+from json_files import read_json
 from runner import SMALL, Words, invoke, metrics
 
 from peagle.heads.format import read_config
@@ -56,7 +56,7 @@ def test_a_run_goes_on_with_more_documents_and_with_no_others(
     invoke(*command(*parts[:2], steps=5), "--resume")
     assert len(metrics(tmp_path)) == 5
     newest = max((tmp_path / "checkpoints").iterdir())
-    settings = json.loads((newest / "progress.json").read_text())["settings"]
+    settings = read_json(newest / "progress.json")["settings"]
     assert settings["documents"] == 24
     assert "--data" in refused(*command(parts[0], steps=7), "--resume"), "they are part of it now"
 

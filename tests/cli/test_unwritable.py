@@ -6,11 +6,11 @@ A file stands in the place of a folder, since tests may run as root, whom permis
 import errno
 import os
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from json_files import write_lines
-from runner import invoke
+from runner import Words, invoke
 from safetensors import SafetensorError
 
 from peagle.cli import main
@@ -102,9 +102,7 @@ def test_a_cache_that_cannot_be(  # noqa: PLR0913, PLR0917 (fixtures)
 
 
 def test_without_a_home_the_cache_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
+    none = Mock(side_effect=RuntimeError("Could not determine home directory."))
     monkeypatch.delenv("PEAGLE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", none)
     assert main.in_a_line(PermissionError(errno.EACCES, "No", "/.cache/peagle/x")).endswith(MOVES)
@@ -158,20 +156,12 @@ def test_a_disk_that_gets_full_while_answers_are_written(
     ],
 )
 def test_a_disk_that_gets_full_while_a_head_is_trained(  # noqa: PLR0913, PLR0917 (fixtures)
-    refused,
-    target: Path,
-    answers: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    failure: Any,
+    refused, training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, failure
 ) -> None:
     small = ("--layers", 1, "--depths", 2, "--draft-vocab", 100, "--save-every", 1)
-    command = ("train", target, "--data", answers, "--output", tmp_path / "out", *small)
-    with monkeypatch.context() as patch:
-        patch.setattr(place, failure)
-        patch.setattr("peagle.cli.common.screen.print", lambda *_, **__: None)
-        line = refused(*command, field="output")
+    monkeypatch.setattr(place, failure)
+    monkeypatch.setattr("peagle.cli.common.screen.print", lambda *_, **__: None)
+    line = refused(*training, "--output", tmp_path / "out", *small, field="output")
     assert "make room" in line and "--resume" in line
     assert not list(tmp_path.rglob(".making-*"))
 
@@ -191,10 +181,8 @@ def test_a_library_of_heads_that_cannot_be_written(
     refused, monkeypatch: pytest.MonkeyPatch, blocked: Path
 ) -> None:
     """transformers raises an error of another type, with the path in its text."""
-
-    def fails(*_: object, **__: object) -> None:
-        raise OSError(f"PermissionError at {blocked}/hub/x when downloading a/b. Check it.")
-
+    said = f"PermissionError at {blocked}/hub/x when downloading a/b. Check it."
+    fails = Mock(side_effect=OSError(said))
     monkeypatch.setattr(HUB, str(blocked))
     monkeypatch.setattr("peagle.model.loader.reached", lambda: True)
     monkeypatch.setattr("peagle.model.loader._load_model", fails)
@@ -214,18 +202,12 @@ def test_a_library_of_heads_that_cannot_be_written(
 )
 def test_any_command(refused, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str) -> None:
     """Wherever a file is refused: the entry point tells of it in one line."""
-
-    def fails(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("peagle.cli.models.load_catalog", fails)
+    monkeypatch.setattr("peagle.cli.models.load_catalog", Mock(side_effect=error))
     assert said in refused("catalog")
 
 
 def test_an_error_of_another_file_keeps_its_name(refused, heads, tmp_path, monkeypatch) -> None:
-    def fails(*_: object) -> None:
-        raise PermissionError(13, "Permission denied", "/elsewhere/file")
-
-    monkeypatch.setattr("peagle.tools.card.write_card", fails)
+    elsewhere = PermissionError(13, "Permission denied", "/elsewhere/file")
+    monkeypatch.setattr("peagle.tools.card.write_card", Mock(side_effect=elsewhere))
     line = refused("export", heads["p-eagle"], tmp_path / "out", "--to", "vllm")
     assert line == "peagle: /elsewhere/file: Permission denied; name another path"
