@@ -258,9 +258,9 @@ class Wrong(Captures):
         return output._replace(**{self.moved: getattr(output, self.moved).roll(1, 0)})
 
 
-def test_training_is_as_online(tmp_path: Path, target: Target, data: list[Example]) -> None:
-    near = 0.003
-    read, wrong = Capturing(tmp_path, target, data).made("cap"), Wrong([tmp_path / "cap"])
+def test_training_is_as_online(own: Capturing, target: Target, data: list[Example]) -> None:
+    near, tmp_path = 0.003, own.folder
+    read, wrong = own.made("cap"), Wrong([tmp_path / "cap"])
     more = {"batch": 2, "pack": 90, "segments": 2}
     online, _ = losses(tmp_path / "online", target, data, None, **more)
     stored, _ = losses(tmp_path / "stored", target, data, read, **more)

@@ -38,21 +38,14 @@ def brute_force(elements: Elements, documents: Tensor, window: int | None = None
 
 @pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
-def test_dense_mask(tokens: int, depths: int, seed: int, window: int | None) -> None:
+def test_masks_by_definition(tokens: int, depths: int, seed: int, window: int | None) -> None:
+    """The dense one, and the rule of FlexAttention's."""
     elements, documents = elements_of(tokens, depths, seed)
     wanted = brute_force(elements, documents, window)
     assert torch.equal(visible(elements, documents, window), wanted)
-
-
-@pytest.mark.parametrize("window", [None, 3, 20])
-@pytest.mark.parametrize(("tokens", "depths", "seed"), CASES)
-def test_block_mask_is_the_same(tokens: int, depths: int, seed: int, window: int | None) -> None:
-    elements, documents = elements_of(tokens, depths, seed)
-    index = torch.arange(len(elements.anchor))
+    index, zero = torch.arange(len(elements.anchor)), torch.tensor(0)
     rule = block_mask(elements, documents, every(elements), window).mask_mod
-    zero = torch.tensor(0)
-    flex = rule(zero, zero, index[:, None], index[None])
-    assert torch.equal(flex, brute_force(elements, documents, window))
+    assert torch.equal(rule(zero, zero, index[:, None], index[None]), wanted)
 
 
 @pytest.mark.parametrize("tokens", [150, 400])

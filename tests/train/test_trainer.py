@@ -11,6 +11,7 @@ import pytest
 import torch
 from json_files import read_lines
 from refusals import refused
+from tiny import METHODS
 from torch import Tensor
 
 from peagle.data.example import Example
@@ -25,8 +26,6 @@ from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
 
 SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
-
-
 Make = Callable[..., Trainer]
 
 
@@ -51,6 +50,11 @@ def make(tmp_path: Path, target: Target, data: list[Example]) -> Make:
     return trainer
 
 
+def resumed(trainer: Trainer) -> Trainer:
+    resume(trainer)
+    return trainer
+
+
 def everything(trainer: Trainer) -> dict[str, Tensor]:
     tensors = {name: t.clone() for name, t in trainer.drafter.state_dict().items()}
     for name, parameter in trainer.drafter.named_parameters():
@@ -67,7 +71,7 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Any:
     return on_step
 
 
-@pytest.mark.parametrize("method", ["p-eagle", "eagle3"])
+@pytest.mark.parametrize("method", METHODS)
 def test_training_learns(make: Make, method: str) -> None:
     losses = list[float]()
     trainer = make(method, steps=60, lr=3e-3)
@@ -121,8 +125,7 @@ def test_a_signal_leaves_checkpoint_and_head(
     for name, tensor in (trainer.drafter.state_dict() | trainer.average.weights).items():
         close = head.state_dict()[name].to(torch.float64), tensor.to(torch.float64)
         torch.testing.assert_close(*close, rtol=0.01, atol=1e-3)
-    again = make()
-    resume(again)
+    again = resumed(make())
     assert again.progress.step == 3
     assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
 
@@ -169,9 +172,7 @@ def test_a_run_is_not_continued_with_other_settings_or_data(
 def test_documents_may_be_added(make: Make, data: list[Example]) -> None:
     """After those that are there; from then on they belong to the run."""
     make(documents=data[:3]).run(stop_at(2))
-    more = make()
-    resume(more)
-    more.run(stop_at(4))
+    resumed(make()).run(stop_at(4))
     with refused("data"):
         resume(make(documents=data[:3]))
 
@@ -181,8 +182,7 @@ def test_a_run_that_is_stopped_before_its_first_step_resumes(make: Make) -> None
     first = make()
     first._ask_to_stop()
     first.run()
-    second = make()
-    resume(second)
+    second = resumed(make())
     assert second.progress == first.progress and second.progress.step == 0
     second.run(stop_at(1))
 
@@ -197,8 +197,7 @@ def test_not_a_number_keeps_the_last_checkpoint(make: Make) -> None:
     where = r"loss is nan at step 5 \(sequences 5 to 5\): the last good checkpoint is .*-00000004"
     with pytest.raises(FloatingPointError, match=where):
         trainer.run(poison)
-    again = make()
-    resume(again)
+    again = resumed(make())
     assert again.progress.step == 4
     assert all(torch.isfinite(p).all() for p in again.drafter.parameters())
 
@@ -214,14 +213,10 @@ def test_a_failed_write_leaves_the_old_checkpoint_and_nothing_else(
         raise OSError("no space left")
 
     monkeypatch.setattr(state_module, "save_file", disk_full)
-    trainer = make()
-    resume(trainer)
     with pytest.raises(OSError, match="no space left"):
-        trainer.run(stop_at(4))
+        resumed(make()).run(stop_at(4))
     assert sorted(p.name for p in tmp_path.iterdir()) == before
-    again = make()
-    resume(again)
-    assert again.progress.step == 2
+    assert resumed(make()).progress.step == 2
 
 
 def test_elements_are_drawn_anew_each_step(make: Make, data: list[Example]) -> None:
@@ -290,11 +285,11 @@ def test_the_best_head_by_acceptance_is_kept(tmp_path: Path, make: Make, target:
 
 
 def test_training_ends_when_acceptance_does_not_rise(make: Make) -> None:
-    trainer = make(measured=1, lr=1e-9, eval_every=2, patience=2)
+    stubborn = partial(make, measured=1, lr=1e-9, eval_every=2, patience=2)
+    trainer = stubborn()
     trainer.run()
     assert (trainer.progress.step, trainer.progress.stale, trainer.finished) == (6, 2, True)
-    again = make(measured=1, lr=1e-9, eval_every=2, patience=2)
-    resume(again)
+    again = resumed(stubborn())
     assert again.finished and again.progress == trainer.progress
 
 
