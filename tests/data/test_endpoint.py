@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from chat_server import ChatServer, Reply, echo, says
@@ -275,38 +276,26 @@ def test_a_conversation_too_long_for_the_server(server: ChatServer, tmp_path: Pa
 
 
 def test_a_bug_ends_it(server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(*_: object) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(endpoint, "_body", bug)
+    monkeypatch.setattr(endpoint, "_body", Mock(side_effect=RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         ask(server, tmp_path / "out")
 
 
 def test_the_model_of_an_endpoint(server: ChatServer) -> None:
-    def served(*names: object) -> None:
-        server.models = Reply({"data": [{"id": name} for name in names]})
+    def serving(*names: object) -> Reply:
+        return Reply({"data": [{"id": name} for name in names]})
 
-    served("a")
+    server.models = serving("a")
     assert connect([server.url + "/"]).endpoints == [Endpoint(server.url, "a")]
     assert connect([server.url], "mine").endpoints[0].model == "mine"
-    served("a", "b")
+    server.models = serving("a", "b")
     assert connect([server.url], prefer="b").endpoints[0].model == "b"
     with refused("url"):
         connect([server.url], prefer="c")
-    served(1, 2)
-    with refused("url"):
-        connect([server.url])
-    served()
-    with refused("url"):
-        connect([server.url])
-    server.models = Reply({}, 404)
-    assert connect([server.url], "mine").endpoints[0].model == "mine"
-    with refused("url"):
-        connect([server.url])
-    server.models = Reply({"models": []})
-    with refused("url"):
-        connect([server.url])
+    for server.models in (serving(1, 2), serving(), Reply({"models": []}), Reply({}, 404)):
+        with refused("url"):
+            connect([server.url])
+    assert connect([server.url], "mine").endpoints[0].model == "mine", "there is no list"
     server.models = Reply({"error": "who are you"}, 401)
     with refused("url"):
         connect([server.url], "mine")
