@@ -27,7 +27,6 @@ from peagle.methods.registry import METHODS
 FLAT = {1: 0.030, 8: 0.033, 64: 0.060}  # a small batch: rows cost next to nothing
 STEEP = {1: 0.010, 8: 0.080, 64: 0.640}  # all rows cost the same
 CHEAP = {1: 0.0005, 64: 0.001}
-MANY = 500  # drafts: what was before no longer counts
 READY = Ask(missed=1, left=100)  # a request in the middle of its answer
 
 
@@ -47,6 +46,12 @@ def chain(budget: AdaptiveBudget, probs: list[float]) -> Draft:
 def keep(budget: AdaptiveBudget, *drafts: list[float]) -> list[int]:
     """Nodes that are verified of the drafts of so many requests."""
     return budget.keep(len(drafts), [chain(budget, probs) for probs in drafts], 0.001)
+
+
+def settle(budget: AdaptiveBudget, probs: list[float]) -> None:
+    """So many drafts that what was before no longer counts."""
+    for _ in range(500):
+        keep(budget, probs)
 
 
 def decode(budget: AdaptiveBudget, sure: list[float], batch: int = 1) -> tuple[int, int]:
@@ -96,8 +101,7 @@ def test_what_a_round_needs_once_is_not_the_cost_of_each_pass() -> None:
 
 def test_depths_not_drafted_go_on_as_those_before() -> None:
     budget = chooser("eagle3")
-    for _ in range(MANY):
-        keep(budget, [0.8] * 2)
+    settle(budget, [0.8] * 2)
     chances = [sum(map(mul, counts, CHANCES)) for counts in budget.expected]
     assert chances == pytest.approx([0.8**depth for depth in range(1, 8)], rel=0.1)
 
@@ -114,16 +118,14 @@ def test_a_drafter_that_is_too_sure_is_found_out() -> None:
     for _ in range(60):
         budget.calibration.count(chain(budget, sure), [])
     assert budget.calibration(0, 0.95) < 0.2
-    for _ in range(MANY):
-        keep(budget, sure)
+    settle(budget, sure)
     assert budget.choose(1, [READY], []) == [0]
 
 
 def test_a_small_promise_is_not_enough() -> None:
     """Two tokens a round for twice the time: nothing is gained, and nothing is drafted."""
     depths = chooser(verify={1: 1.0, 2: 1.97, 64: 64.0}, draft={1: 0.0, 64: 0.0})
-    for _ in range(MANY):
-        keep(depths, [0.99])
+    settle(depths, [0.99])
     assert depths.choose(1, [READY], []) == [0]
 
 
@@ -139,8 +141,7 @@ def test_a_prompt_is_run_where_it_pays() -> None:
     assert not pays(500, 10)
     assert not pays(100_000, 10 * MAX_LEFT), "an answer may end long before its limit"
     assert depths.choose(2, [Ask(4, 100), Ask(500, 10)], []) == [7, 0]
-    for _ in range(MANY):
-        keep(depths, [0.01] * 7)
+    settle(depths, [0.01] * 7)
     assert not pays(1, MAX_LEFT)
 
 
@@ -161,8 +162,7 @@ def test_no_more_is_drafted_than_may_be_said() -> None:
 def test_quiet_time_is_probed_and_little_of_it() -> None:
     """Drafting and verifying are tried apart: each takes its share of the time."""
     depths, spent, quiet = chooser(verify=STEEP), 0.0, 0.0
-    for _ in range(MANY):
-        keep(depths, [0.05] * 7)
+    settle(depths, [0.05] * 7)
     for _ in range(3000):
         first, second = depths.choose(2, [Ask(300, 100), Ask(40, 100)], [])
         quiet += depths.verify(2)
