@@ -21,6 +21,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.request import Stats
 from peagle.heads.find import find_head
+from peagle.model.template import use_template
 from peagle.paths import cache_dir
 
 TARGET = "smollm2-135m"
@@ -74,12 +75,15 @@ def load(  # noqa: PLR0913 (the settings of a target)
     deterministic: bool = False,
     quantize: str | None = None,
 ) -> LLM:
-    """Load a target without a head. Costs of rounds are measured anew, so that no way begins
-    with what an earlier run has learnt."""
+    """Load a target without a head; one without a chat template gets the plain one. Costs of rounds
+    are measured anew, so that no way begins with what an earlier run has learnt."""
     rmtree(cache_dir() / "costs", ignore_errors=True)
     logging.disable_progress_bar()
     how = {"dtype": dtype, "quantize": quantize}
-    return LLM(target, lookup=False, max_batch=batch, deterministic=deterministic, **how)
+    llm = LLM(target, lookup=False, max_batch=batch, deterministic=deterministic, **how)
+    if llm.tokenizer.chat_template is None:
+        use_template(llm.tokenizer, "plain")
+    return llm
 
 
 def human_eval(limit: int = PROBLEMS) -> list[str]:

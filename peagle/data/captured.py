@@ -159,7 +159,8 @@ def difference(was: Origin, now: Origin) -> str:
     for name, new in asdict(now).items():
         old = old_fields[name]
         if old != new and name in CHANGED:
-            return f"captured {CHANGED[name]} ({name} {old[:16] or 'none'}, now {new[:16] or 'none'})"
+            hashes = f"{old[:16] or 'none'}, now {new[:16] or 'none'}"
+            return f"captured {CHANGED[name]} ({name} {hashes})"
         if old != new:
             return f"captured with {name.replace('_', ' ')} {old}, now {new}"
     return ""
