@@ -54,7 +54,7 @@ KINDS = Sizes("--kinds --k 7", None)
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
     "engines": Sizes(
-        "--concurrency 1 --prompts 6 --repeats 3",
+        "--concurrency 1,8,16 --prompts 6,16 --repeats 3,3",
         "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
     ),
     "families": Sizes("", "--families gpt_oss"),

@@ -285,6 +285,8 @@ BENCHMARKS: Sections = {
     "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
     "bench-gpt-oss-20b": ("GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),
+    "engines_qwen": ("Engines side by side, Qwen2.5-Coder-0.5B", engines),
+    "engines_gemma": ("Engines side by side, Gemma 3 270M", engines),
     "families": ("Every family of targets", families),
 }
 TRAINING: Sections = {"training_speed": ("How fast a head trains", training_speed)}
