@@ -51,12 +51,14 @@ CONTEXT = Sizes(
     "--context 150,1000,2000,4000,7500 --k 7 --limit 12 --max-tokens 48 --batch 1", None
 )
 KINDS = Sizes("--kinds --k 7", None)
+ENGINES = Sizes(
+    "--concurrency 1,8,16 --prompts 6,16 --repeats 3,3",
+    "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
+)
+OTHER_TARGETS = ("qwen", "gemma")  # Qwen2.5-Coder-0.5B and Gemma 3 270M
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
-    "engines": Sizes(
-        "--concurrency 1,8,16 --prompts 6,16 --repeats 3,3",
-        "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
-    ),
+    "engines": ENGINES,
     "families": Sizes("", "--families gpt_oss"),
     "lossless": Sizes("", None),
     "training_speed": Sizes("", None),
@@ -97,6 +99,11 @@ def steps(args: argparse.Namespace) -> list[Step]:
     for name, sizes in SCRIPTS.items():
         script = [sys.executable, str(HERE / f"{name}.py"), *given.get(name, [])]
         found.append(step(name, script, sizes))
+    for name in OTHER_TARGETS:
+        file = getattr(args, name)
+        script = [sys.executable, str(HERE / "engines.py"), *vllm, "--target", str(file)]
+        missing = None if file else f"no GGUF file of {name} is given: name it with --{name}"
+        found.append(step(f"engines_{name}", script, ENGINES._replace(short=None), missing))
     if args.device.startswith("cuda"):
         script = [sys.executable, str(HERE / "random_weights.py"), *device]
         found.append(step("bench-gpt-oss-20b", script, SHAPE))
@@ -107,6 +114,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mt-bench", default=os.environ.get("MT_BENCH"), metavar="FILE")
     parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"))
+    for name in OTHER_TARGETS:
+        parser.add_argument(f"--{name}", metavar="FILE", help="its GGUF file, for engines.py")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--short", action="store_true", help="a few tokens of everything")
     parser.add_argument("--only", help="one step, by its result's name")

@@ -26,6 +26,7 @@ VARIABLE = {
     r"(?<=port )\d+|(?<=', )\d+(?=\))": "<port>",
     r"127\.0\.0\.1:\d+": "<address>",
     r"\b[0-9a-f]{12,}\b": "<hash>",
+    r"'[^']+, \d+ of \d+ cores'": "'<processor>'",
     r"[\d.]+(?= ([KMG]i?)?B\b)|\d+(?= bytes)|(?<=give at most )\d{6,}": "<size>",
 }
 

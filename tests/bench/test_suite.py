@@ -15,7 +15,8 @@ def steps(benchmark_script):
     suite = benchmark_script("suite")
 
     def planned(**given: Any) -> dict[str, Any]:
-        args = {"short": False, "mt_bench": None, "vllm_python": None, "device": "cpu"} | given
+        args = {"short": False, "mt_bench": None, "vllm_python": None, "device": "cpu"}
+        args |= {"qwen": None, "gemma": None} | given
         return {step.name: step for step in suite.steps(Namespace(**args))}
 
     return planned
@@ -41,11 +42,13 @@ def test_options_reach_their_steps(steps) -> None:
 
 
 def test_what_is_left_out_says_why(steps) -> None:
+    assert "name it with --qwen" in steps()["engines_qwen"].missing
+    assert steps(qwen="a.gguf")["engines_qwen"].command[-8:-6] == ["--target", "a.gguf"]
     for name in ("bench-vllm", "vllm_correction"):
         assert "name it with --vllm-python" in steps()[name].missing
         assert steps(vllm_python="python")[name].missing is None
     short = steps(short=True, vllm_python="python")
     assert {name for name, step in short.items() if step.missing} == {
-        "acceptance_context", "acceptance_kinds", "acceptance_trees", "bench-vllm", "lossless",
-        "training_speed", "vllm_correction",
+        "acceptance_context", "acceptance_kinds", "acceptance_trees", "bench-vllm",
+        "engines_gemma", "engines_qwen", "lossless", "training_speed", "vllm_correction",
     }  # fmt: skip
