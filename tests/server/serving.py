@@ -30,6 +30,17 @@ class Asked:
     def client(self) -> OpenAI:
         raise NotImplementedError
 
+    def http(self) -> httpx2.Client:
+        raise NotImplementedError
+
+    def get(self, path: str, **more: Any) -> httpx2.Response:
+        with self.http() as http:
+            return http.get(path, **more)
+
+    def post(self, path: str, **more: Any) -> httpx2.Response:
+        with self.http() as http:
+            return http.post(path, **more)
+
     def complete(self, prompt: Any, **asked: Any) -> Any:
         """The answer of /v1/completions."""
         return self.client().completions.create(model=MODEL, prompt=prompt, **asked)
@@ -53,14 +64,6 @@ class Running(Asked):
 
     def http(self) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=30)
-
-    def get(self, path: str, **more: Any) -> httpx2.Response:
-        with self.http() as http:
-            return http.get(path, **more)
-
-    def post(self, path: str, **more: Any) -> httpx2.Response:
-        with self.http() as http:
-            return http.post(path, **more)
 
     def stop(self) -> None:
         self.api.worker.draining = True
