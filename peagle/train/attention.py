@@ -22,7 +22,7 @@ Where a head has a window of W, an element sees no key W or more positions befor
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -54,17 +54,14 @@ def sees(elements: Elements, owner: Tensor, window: int | None, q: Tensor, k: Te
 
 
 def in_tiles(elements: Elements, counts: Sequence[int]) -> tuple[Elements, list[range]]:
-    """Elements of each step up to whole tiles (`model/tensors.py`), and each step's. Added ones are
-    deeper than every element, so that only added ones see them."""
-    first, deeper = int(elements.anchor[0]), int(elements.depth[-1]) + 1
-    anchors, depths, ends = list[Tensor](), list[Tensor](), [0]
-    for anchor, depth in zip(*(x.split(list(counts)) for x in elements), strict=True):
-        more = (0, missing_rows(len(anchor)))
-        anchors.append(F.pad(anchor, more, value=first))
-        depths.append(F.pad(depth, more, value=deeper))
-        ends.append(ends[-1] + len(anchors[-1]))
-    tiled = Elements(torch.cat(anchors), torch.cat(depths))
-    return tiled, [range(*step) for step in pairwise(ends)]
+    """Elements of each step up to whole tiles (`model/tensors.py`), and each step's. One element
+    more fills them; it is deeper than the others, so that only its copies see it."""
+    anchor, depth = elements
+    more = Elements(torch.cat([anchor, anchor[:1]]), torch.cat([depth, depth[-1:] + 1]))
+    steps = torch.arange(len(anchor), device=anchor.device).split(list(counts))
+    tiled = [F.pad(step, (0, missing_rows(len(step))), value=-1) for step in steps]
+    ends = pairwise([0, *accumulate(map(len, tiled))])
+    return Elements(*(x[torch.cat(tiled)] for x in more)), [range(*step) for step in ends]
 
 
 def block_mask(
@@ -126,15 +123,13 @@ class BlockStep:
     @torch.compiler.disable  # the number of blocks varies: each would have a graph
     def over(self, q: Tensor, seen: Seen, spec: AttentionSpec) -> Tensor:
         assert spec.window == self.window and spec.softcap is None and spec.sinks is None
-        dtype = seen[0][1].dtype  # under autocast norms return float32
-        keys, values = (
-            [x.to(dtype).transpose(0, 1) for x in part] for part in zip(*seen, strict=True)
-        )
-        q = q.to(dtype).unflatten(1, (len(keys[0]), -1)).permute(1, 2, 0, 3)
+        keys, values = ([x.transpose(0, 1) for x in parts] for parts in zip(*seen, strict=True))
+        q = q.unflatten(1, (len(keys[0]), -1)).permute(1, 2, 0, 3)
         # In equal parts: torch keeps kernels for every shape.
         allowed = max(1, SCORES // (q.shape[1] * ROWS * self.longest))
-        heads = max(n for n in range(1, allowed + 1) if len(q) % n == 0)
-        parts = zip(*(x.split(heads) for x in (q, *keys, *values)), strict=True)
+        heads = max(n for n in range(1, min(allowed, len(q)) + 1) if len(q) % n == 0)
+        # Under autocast norms return float32.
+        parts = zip(*(x.to(values[0].dtype).split(heads) for x in (q, *keys, *values)), strict=True)
         out = torch.cat([_Attention.apply(self.blocks, spec.scale, *part) for part in parts])
         return out.permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -177,11 +172,10 @@ def _blocks(
         torch.searchsorted(anchor[deeper], last, right=True),
     ]
     bounds = torch.stack(ranges, dim=-1).tolist()
-    each = zip(order.split(ROWS), queries.split(ROWS), bounds, strict=True)
-    for rows, asking, (start, stop, begin, end) in each:
+    for rows, (start, stop, begin, end) in zip(order.split(ROWS), bounds, strict=True):
         near = deeper[begin:end]
         keys = torch.cat([torch.arange(start, stop, device=order.device), near])
-        seen = sees(elements, owner, window, asking[:, None], keys)
+        seen = sees(elements, owner, window, step.start + rows[:, None], keys)
         shared = int(seen.all(0).cumprod(0).sum())
         mask = torch.zeros(seen[:, shared:].shape, device=order.device)
         mask.masked_fill_(~seen[:, shared:], float("-inf"))
