@@ -63,11 +63,11 @@ def _read(file: Path) -> PreTrainedTokenizerBase | None:
 
 def _keep(file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write a tokenizer whose class has no code but that which builds it."""
-    kinds = type(tokenizer).__mro__
-    own = [kind for kind in kinds if not issubclass(PreTrainedTokenizerFast, kind)]
+    own = [kind for kind in type(tokenizer).mro() if not issubclass(PreTrainedTokenizerFast, kind)]
     code = {name for kind in own for name, part in vars(kind).items() if hasattr(part, "__get__")}
     if code <= {"__init__"}:
-        facts = {name: getattr(tokenizer, name) for name in FACTS} | tokenizer.special_tokens_map
+        known = [name for name in FACTS if hasattr(tokenizer, name)]  # not in all versions
+        facts = {name: getattr(tokenizer, name) for name in known} | tokenizer.special_tokens_map
         text = tokenizer.backend_tokenizer.to_str()
         digest = hashlib.sha256(text.encode()).hexdigest()
         keep(file, text)

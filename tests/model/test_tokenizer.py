@@ -214,6 +214,17 @@ def test_a_damaged_file_is_written_again(
     assert len(list(cache.iterdir())) == 2
 
 
+def test_a_fact_that_transformers_does_not_know(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As before transformers 5.20, whose tokenizers have no `chat_control_tokens`."""
+    monkeypatch.setattr(kept, "FACTS", (*kept.FACTS, "of_a_later_version"))
+    wanted = results(read(folder), ("the cat",))
+    not_built(monkeypatch)
+    assert results(read(folder), ("the cat",)) == wanted
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_a_cache_that_cannot_be_written(folder: Path, cache: Path) -> None:
     cache.parent.mkdir()
     cache.touch()
