@@ -18,7 +18,7 @@ from peagle.errors import first_line
 from peagle.paths import cache_dir
 
 SOURCES = Path(__file__).parent / "native"
-FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC"]
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
 FLAGS += ["-fno-math-errno", "-fno-trapping-math"]  # without which loops of floor stay loops
 # GCC leaves FMA out of short sums on some AMD CPUs; then a row's bits would depend on the others.
 FLAGS += ["--param=avoid-fma-max-bits=0"]

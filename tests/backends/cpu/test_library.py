@@ -1,5 +1,6 @@
 """The compiled library: made once, and one clear line where it cannot be made."""
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,20 @@ def test_structures_of_other_sizes_are_not_passed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(structs, "Kept", structs.Spec)
     with pytest.raises(AssertionError, match="Spec is not that of native/"):
         library.load()
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm to list symbols")
+def test_two_libraries_of_a_process_share_nothing(tmp_path: Path) -> None:
+    """Unique symbols (u), such as the thread-local room of templates, would be one in both: of the
+    first one's sizes, and in other instructions' layouts."""
+    library.load()
+    [made] = (tmp_path / "peagle").iterdir()
+    listed = ["nm", "--dynamic", "--defined-only", "--format=posix", str(made)]
+    lines = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
+    symbols = {tuple(line.split()[:2]) for line in lines}
+    assert {kind for _, kind in symbols} <= {"T", "D", "W"}
+    names = {f"{name}_{dtype}" for name in library.ARGUMENTS for dtype in library.DTYPES.values()}
+    assert {name for name, kind in symbols if kind != "W"} == {*names, "has_tiles", "struct_sizes"}
 
 
 def test_a_damaged_library_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,37 +28,41 @@ void linear_alone(const T* x, const Matrix& matrix, T* out, int64_t rows, int th
   together(threads, [&] { linear<T>(x, {{matrix, out}}, rows, matrix.inputs, room); });
 }
 
-#define FUNCTIONS(T, NAME)                                                                         \
-  extern "C" void decode_##NAME(const Model* model, const Forward<T>* forward) {                   \
-    decode(*model, *forward);                                                                      \
-  }                                                                                                \
-  extern "C" void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows,            \
-                                int threads) {                                                     \
-    linear_alone(x, *matrix, out, rows, threads);                                                  \
-  }                                                                                                \
-  extern "C" void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads,      \
-                                const Batch* batch, const Spec* spec, int threads) {               \
-    together(threads, [&] { attend(q, *kept, out, query_heads, *batch, *spec); });                 \
-  }                                                                                                \
-  extern "C" void rank_##NAME(const T* x, int64_t rows, int64_t width, int64_t count, int weighed, \
-                              float* values, int64_t* ids, int threads) {                          \
-    together(threads, [&] { rank(x, rows, width, count, weighed, values, ids); });                 \
+// All else is this library's own: a process may load several, compiled for other instructions.
+#define API __attribute__((visibility("default")))
+
+#define FUNCTIONS(T, NAME)                                                                      \
+  API void decode_##NAME(const Model* model, const Forward<T>* forward) {                       \
+    decode(*model, *forward);                                                                   \
+  }                                                                                             \
+  API void linear_##NAME(const T* x, const Matrix* matrix, T* out, int64_t rows, int threads) { \
+    linear_alone(x, *matrix, out, rows, threads);                                               \
+  }                                                                                             \
+  API void attend_##NAME(const T* q, const Kept<T>* kept, T* out, int64_t query_heads,          \
+                         const Batch* batch, const Spec* spec, int threads) {                   \
+    together(threads, [&] { attend(q, *kept, out, query_heads, *batch, *spec); });              \
+  }                                                                                             \
+  API void rank_##NAME(const T* x, int64_t rows, int64_t width, int64_t count, int weighed,     \
+                       float* values, int64_t* ids, int threads) {                              \
+    together(threads, [&] { rank(x, rows, width, count, weighed, values, ids); });              \
   }
+
+extern "C" {
 
 FUNCTIONS(float, float32)
 FUNCTIONS(Bf16, bfloat16)
 
 // peagle/backends/cpu/structs.py mirrors these, and compares their sizes when it loads the library.
-extern "C" {
-int64_t struct_sizes[] = {sizeof(Matrix), sizeof(Batch), sizeof(Kept<float>),   sizeof(Spec),
-                          sizeof(Layer),  sizeof(Model), sizeof(Forward<float>)};
-}
+API int64_t struct_sizes[] = {sizeof(Matrix), sizeof(Batch), sizeof(Kept<float>),   sizeof(Spec),
+                              sizeof(Layer),  sizeof(Model), sizeof(Forward<float>)};
 
 // Whether this CPU multiplies by tiles: then matrices may be tiled.
-extern "C" int has_tiles() {
+API int has_tiles() {
 #ifdef PEAGLE_TILES
   return may_use_tiles();
 #else
   return 0;
 #endif
 }
+
+}  // extern "C"
