@@ -1,35 +1,105 @@
 #!/usr/bin/env bash
-# The long run on one GPU: both heads of smollm2-135m at once, with the settings of the shipped ones.
-# (Those had more.jsonl only after 4.5 million tokens, and were made by single commands: this script
-# as a whole has not been run on a GPU.)
-#   heads/gpu.sh FOLDER train_prompts.jsonl.gz answers.jsonl.gz more_answers.jsonl.gz
-# Writes FOLDER/data, FOLDER/p-eagle and FOLDER/eagle3; the same command again goes on. On an H200 a
-# step of 8,192 tokens took 0.12 s of each head, 38,000 and 35,000 answer tokens a second. Two
-# processes share a GPU well only under MPS: start `nvidia-cuda-mps-control -d` first.
-# To keep the heads: python heads/pack.py FOLDER/p-eagle/head heads/smollm2-135m-p-eagle, and eagle3.
+# The long run on one GPU, in as many seconds as there are: new text, then both heads at once.
+#   heads/gpu.sh prepare FOLDER train_prompts.jsonl.gz answers.jsonl.gz more_answers.jsonl.gz
+#   heads/gpu.sh run FOLDER SECONDS humaneval.jsonl mt_bench.jsonl
+# `prepare` needs no GPU: it makes data/ and ask/ of FOLDER, 11 MB when packed by xz. `run` has the
+# target write user turns and answer all prompts (ask.py, generate.py; a sixth of the seconds).
+# Nothing that shares 50 characters with the last two files is asked. It then trains the shipped
+# heads further: at a constant rate, and in the last third at one that falls to 0, over as many
+# tokens as the speed so far lets expect. FOLDER/packed/ gets the heads. Two processes share a GPU
+# well only under MPS: start `nvidia-cuda-mps-control -d` first. (Not yet run on a GPU as a whole;
+# on a CPU, with few prompts, it has been. The shipped heads were made by single commands.)
 set -euo pipefail
-[ $# = 4 ] || { sed -n '2,10s/^# *//p' "$0" >&2; exit 2; }
+PACK=${PACK:-16384} # tokens of a step
+usage() { sed -n '3,4s/^# *//p' "$0" >&2; exit 2; }
+[ $# = 5 ] || usage
 here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1"
-folder=$(cd "$1" && pwd)
-data=$folder/data
-shift
+mkdir -p "$2"
+folder=$(cd "$2" && pwd)
+command=$1
+shift 2
 
-if [ ! -f "$data/all.jsonl" ]; then
+prepare() {
+  local data=$folder/data
   "$here/data.sh" "$1" "$data" "$2" "$3"
   python "$here/measured.py" "$data/prompts/held_out.jsonl" "$data/held_out.jsonl" "$data/measured.jsonl"
-  for file in "$2" "$3" "$data"/{greedy,sampled,synth,more}.jsonl; do zcat -f "$file"; done >"$data/all.part"
-  mv "$data/all.part" "$data/all.jsonl"
-fi
-
-train() { # method, settings
-  local resume=()
-  if [ -d "$folder/$1/checkpoints" ]; then resume=(--resume); fi
-  peagle train smollm2-135m --method "$1" --output "$folder/$1" --data "$data/all.jsonl" \
-    --held-out "$data/measured.jsonl" --draft-vocab 7680 --pack 8192 --segments 1 --ratio 0.7 \
-    --decay 0.8 --warmup 0.003 --cooldown 0.25 --save-every 1500 --eval-every 2500 "${@:2}" "${resume[@]}"
+  for file in "$2" "$3" "$data"/{greedy,sampled,synth,more}.jsonl; do zcat -f "$file"; done >"$data/all.jsonl"
+  python "$here/ask.py" first "$1" "$data" "$2" "$3" "$folder/ask"
 }
 
-train p-eagle --layers 4 --depths 8 --correction joint --lr 1e-3 --max-train-tokens 34000000 &
-train eagle3 --layers 1 --depths 7 --fc-norm --norm-output --lr 1.2e-3 --max-train-tokens 30000000 &
-wait -n && wait -n
+answer() { # file of ask/, seconds, settings
+  python "$here/generate.py" smollm2-135m "ask/$1.jsonl" "ask/$1.answers.jsonl" --seconds "$2" "${@:3}" \
+    >"ask/$1.log" 2>&1
+  echo "$1: $(tail -n 1 "ask/$1.log")"
+}
+
+new_text() { # seconds, files to measure on
+  answer starts $(($1 / 5)) --temperature 0.9 --max-tokens 160 &
+  local starts=$!
+  answer greedy $(($1 / 2)) &
+  local greedy=$!
+  answer sampled $(($1 / 2)) --temperature 0.8 &
+  local sampled=$!
+  wait $starts && wait $greedy
+  python "$here/ask.py" 'then' ask "${@:2}"
+  answer written $(($1 / 4)) &
+  local written=$!
+  answer further $(($1 / 4)) &
+  wait $! && wait $written && wait $sampled
+}
+
+train() { # method, settings
+  local settings=(--layers 4 --depths 8 --correction joint --lr 1.2e-3) data=(--data data/all.jsonl) name
+  if [ "$1" = eagle3 ]; then settings=(--layers 1 --depths 7 --fc-norm --norm-output --lr 1.4e-3); fi
+  for name in greedy sampled written further; do data+=(--data "ask/$name.answers.jsonl"); done
+  exec peagle train smollm2-135m --method "$1" --output "$1" "${data[@]}" --max-length 2048 \
+    --held-out data/measured.jsonl --init-from "$here/smollm2-135m-$1" --draft-vocab 7680 \
+    --pack "$PACK" --segments 1 --ratio 0.7 --decay 0.8 --save-every 1000 --keep 1 --eval-every 2500 \
+    "${settings[@]}" "${@:2}"
+}
+
+both() { # second to stop at, name of the part, settings by method
+  local method jobs=()
+  for method in p-eagle eagle3; do
+    # shellcheck disable=SC2086 (several words)
+    train $method ${settings[$method]} >"$method.$2.log" 2>&1 &
+    jobs+=($!)
+  done
+  while [ $SECONDS -lt "$1" ] && kill -0 "${jobs[@]}" 2>/dev/null; do sleep 1; done
+  kill -TERM "${jobs[@]}" 2>/dev/null || true
+  wait "${jobs[@]}" || true
+  tail -qn 1 -- *."$2.log"
+}
+
+cooling() { # metrics, seconds left: the settings of a run whose rate falls from now on
+  python - "$@" <<'P'
+import json, sys
+
+rows = [json.loads(line) for line in open(sys.argv[1])]
+last, before = rows[-1], rows[-min(600, len(rows))]
+speed = (last["answer_tokens"] - before["answer_tokens"]) / (last["seconds"] - before["seconds"])
+tokens = speed * float(sys.argv[2]) * 0.87  # the start and the last measurement take time, too
+total = last["answer_tokens"] + tokens
+print(f"--resume --max-train-tokens {total:.0f} --warmup 0.001 --cooldown {tokens / total:.5f}")
+P
+}
+
+run() { # seconds, files to measure on
+  local measured_on method
+  mapfile -t measured_on < <(realpath -- "${@:2}")
+  cd "$folder"
+  [ -d ask ] || { echo "heads/gpu.sh: $folder/ask: no such folder: run prepare first" >&2; exit 2; }
+  new_text $(($1 / 6)) "${measured_on[@]}"
+  declare -A settings
+  for method in p-eagle eagle3; do settings[$method]="--max-train-tokens 200000000 --warmup 0.008 --cooldown 0"; done
+  both $(($1 * 68 / 100)) constant
+  for method in p-eagle eagle3; do settings[$method]=$(cooling $method/metrics.jsonl $(($1 - SECONDS))); done
+  both $(($1 + 20)) cooling
+  for method in p-eagle eagle3; do python "$here/pack.py" $method/head packed/$method; done
+}
+
+case $command in
+  prepare) [ $# = 3 ] || usage; prepare "$@" ;;
+  run) run "$@" ;;
+  *) usage ;;
+esac

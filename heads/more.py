@@ -11,9 +11,10 @@ import random
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from answers import PARAMS, TARGET, Missing, Packed, lines_of
-from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, collect, from_template, split
+from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, Pool, collect, from_template, split
 
 from peagle.data.chat import Conversation, Message
 from peagle.data.dataset import read_prompts
@@ -29,19 +30,33 @@ OF_TEXTS = {"translation": 3000, "summary": 3000, "question": 3000, "json": 2500
 OF_PROMPTS = {"list": 2500, "other languages": 2500, "dialogue": 3000}
 
 
-def could_be_asked(prompts: Path, data: Path, answers: list[Path]) -> list[list[str]]:
-    """User turns of every kind."""
+class Material(NamedTuple):
+    """Texts that prompts are made from, but for those that prompts.py keeps to measure on."""
+
+    pool: Pool
+    short: list[str]  # prompts whose answer is a word or a letter
+    plain: list[str]  # all other prompts, those that were answered, too
+
+
+def material(prompts: Path, data: Path, answers: list[Path]) -> Material:
+    """From all prompts and all answers."""
     kept, _ = split(collect(TARGET, prompts, answers), random.Random(SEED))
     pool = collect(TARGET, prompts, answers + [data / name for name in MADE])
-    unanswered, texts, functions = (
+    used = [
         [value for value in values if value not in held]
         for values, held in zip(pool, map(set, kept), strict=True)
-    )
+    ]
     plain, short = list[str](), list[str]()
     sources = [str(record.get("source", "")) for record in read_records(prompts)]
     for source, turns in zip(sources, read_prompts(prompts), strict=True):
         if (text := turns[0].strip()) not in kept.prompts:
             (short if source.startswith(SHORT_ANSWERS) else plain).append(text)
+    return Material(Pool(*used), short, plain)
+
+
+def could_be_asked(prompts: Path, data: Path, answers: list[Path]) -> list[list[str]]:
+    """User turns of every kind."""
+    (unanswered, texts, functions), short, plain = material(prompts, data, answers)
     rng = random.Random(SEED_OF_MORE)
     asked = [[text] for text in (*unanswered, *rng.sample(short, SHORT))]
     for values, counts in ((texts, OF_TEXTS), (plain, OF_PROMPTS)):

@@ -1,4 +1,5 @@
-"""heads/run.sh starts, pauses, stops and continues, with a stand-in for peagle."""
+"""heads/run.sh starts, pauses, stops and continues, and heads/gpu.sh divides its time, with a
+stand-in for peagle."""
 
 import json
 import os
@@ -28,9 +29,15 @@ most = int(args[args.index("--max-train-tokens") + 1])
 while not stop and seen < most:
     seen += 10_000
     line = {"step": 1, "answer_tokens": seen, "accuracy": [0.5] * 3000, "acceptance_length": 2.5}
+    line["seconds"] = seen / 200_000
     lines.open("a").write(json.dumps(line) + "\\n")
     time.sleep(0.05)
 (folder / "checkpoints").mkdir(exist_ok=True)
+"""
+# Of heads/: says what it was asked; lines that another program hands it are run.
+PYTHON = """#!/bin/sh
+if [ "$1" = - ]; then exec python3 "$@"; fi
+echo "${1##*/} $*" >>python_calls
 """
 # A session of its own, without lower priority: with other tests it would get no time.
 SETSID = """#!/usr/bin/env python3
@@ -164,3 +171,39 @@ def test_bad_calls(tmp_path: Path) -> None:
     refused = run(tmp_path / "new", "start", "none.jsonl", "b", "c")
     assert refused.returncode == 2 and "none.jsonl: no such file" in refused.stderr
     assert "not running" in run(tmp_path / "new", "pause").stderr
+
+
+def test_a_gpu_trains_in_the_seconds_it_is_given(tmp_path: Path) -> None:
+    """New text first; then at a constant rate, and in the last third at one that falls."""
+    heads = tmp_path / "heads"
+    (tmp_path / "bin").mkdir()
+    heads.mkdir()
+    shutil.copy(ROOT / "heads" / "gpu.sh", heads)
+    for name, script in (("peagle", PEAGLE), ("python", PYTHON)):
+        stand_in = tmp_path / "bin" / name
+        stand_in.write_text(script)
+        stand_in.chmod(0o755)
+    (tmp_path / "run" / "ask").mkdir(parents=True)
+    for name in ("starts", "greedy", "sampled", "written", "further"):
+        (tmp_path / "run" / "ask" / f"{name}.log").touch()
+    command = [heads / "gpu.sh", "run", tmp_path / "run", "8", "a.jsonl", "b.jsonl"]
+    env = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    scripts = (tmp_path / "run" / "python_calls").read_text()
+    answered = [line.split("ask/")[1] for line in scripts.splitlines() if line[:8] == "generate"]
+    assert sorted(answered[:3]) == ["greedy.jsonl ", "sampled.jsonl ", "starts.jsonl "]
+    assert sorted(answered[3:]) == ["further.jsonl ", "written.jsonl "]
+    assert f"then ask {tmp_path / 'a.jsonl'} {tmp_path / 'b.jsonl'}" in scripts
+    assert scripts.count("\npack.py") == 2
+    calls = (tmp_path / "run" / "calls").read_text().splitlines()
+    for method in ("p-eagle", "eagle3"):
+        constant, cooling = (call for call in calls if f"--method {method}" in call)
+        assert "--cooldown 0" in constant and "--resume" not in constant
+        lines = (tmp_path / "run" / method / "metrics.jsonl").read_text().splitlines()
+        total = int(cooling.split("--max-train-tokens ")[1].split()[0])
+        assert json.loads(lines[-1])["answer_tokens"] >= total
+        share = float(cooling.split("--cooldown ")[1].split()[0])
+        assert 0.1 < share < 0.5 and "--resume" in cooling
