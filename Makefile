@@ -101,7 +101,7 @@ NATIVE = peagle/backends/cpu/native
 INSTRUCTIONS = $(if $(filter x86_64,$(shell uname -m)),sapphirerapids x86-64-v4 x86-64-v3 x86-64-v2,native)
 
 lint: .venv/.installed
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)/* tests/backends/cpu/products.cpp
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)/* tests/backends/cpu/*.cpp tests/backends/cpu/*.h
 	for set in $(INSTRUCTIONS); do \
 	  $(CXX) -std=c++17 -march=$$set -fopenmp -fsyntax-only -Wall -Wextra -Wno-psabi -Werror \
 	    $(NATIVE)/library.cpp || exit 1; \

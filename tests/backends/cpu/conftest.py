@@ -9,11 +9,16 @@ import torch
 
 from peagle.backends.cpu import library
 
+TILES = Path(__file__).with_name("tiles.h")
 # What g++ is told, and the flags of /proc/cpuinfo that the code then needs.
 SETS = {
     "native": ("-march=native", []),
     "avx512-bf16-vnni": (
         "-march=x86-64-v4 -mavx512bf16 -mavx512vnni",
+        ["avx512_bf16", "avx512_vnni"],
+    ),
+    "amx, emulated": (
+        f"-march=x86-64-v4 -mavx512bf16 -mavx512vnni -mamx-tile -mamx-bf16 -include {TILES}",
         ["avx512_bf16", "avx512_vnni"],
     ),
     "avx512": ("-march=x86-64-v4", ["avx512bw", "avx512dq", "avx512vl"]),
