@@ -2,6 +2,7 @@
 
     python benchmarks/training_speed.py [--data answers.jsonl.gz] [--device cuda]
 
+Without --data it takes the answers in heads/ to prompts that the target wrote itself.
 Each row trains smollm2-135m's head for some steps in one way: online or from captured features,
 together with a correction, documents one by one or packed, in segments, recomputed, EAGLE-3. Rows
 take turns, so that noise hits all alike; medians of steps.
@@ -11,6 +12,7 @@ process.
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -37,7 +39,10 @@ from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.warm_start import new_drafter, with_correction
 
-ANSWERS = RESULTS.parents[1] / "heads" / "answers.jsonl.gz"
+HEADS = RESULTS.parents[1] / "heads"
+sys.path.append(str(HEADS))
+from answers import unpack_synth  # noqa: E402
+
 LENGTH, DOCUMENTS = 2048, 32
 ROWS: dict[str, dict[str, Any]] = {  # fields of TrainConfig and HeadSpec that differ
     "p-eagle": {},
@@ -133,9 +138,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     target = load_target(TARGET, dtype="bfloat16", device=args.device)
     if device.type == "cpu":
         keep_freed_memory()  # as in `peagle train`
-    examples = list(islice(read_examples(args.data, target.tokenizer, LENGTH), DOCUMENTS))
     with tempfile.TemporaryDirectory() as folder:
-        states = captured(Path(folder), target, examples, LENGTH)
+        data = args.data or Path(folder, "synth.jsonl")
+        if args.data is None:
+            unpack_synth(HEADS / "answers.jsonl.gz", data)
+        examples = list(islice(read_examples(data, target.tokenizer, LENGTH), DOCUMENTS))
+        states = captured(Path(folder, "captured"), target, examples, LENGTH)
         rows = {name: make(target, examples, states, row) for name, row in ROWS.items()}
         for row in rows.values():
             for _ in range(3):  # kernels and graphs are made
@@ -166,7 +174,7 @@ def line(name: str, row: Row, peak_flops: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=ANSWERS, help="answers of the target")
+    parser.add_argument("--data", type=Path, help="answers of the target")
     parser.add_argument("--steps", type=int, default=6, help="timed steps a row")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=RESULTS / "training_speed.json")

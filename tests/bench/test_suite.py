@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from peagle.data.records import read_records
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
@@ -52,3 +54,12 @@ def test_what_is_left_out_says_why(steps) -> None:
         "acceptance_context", "acceptance_kinds", "acceptance_trees", "bench-vllm",
         "engines_gemma", "engines_qwen", "lossless", "training_speed", "vllm_correction",
     }  # fmt: skip
+
+
+def test_training_speed_has_documents(benchmark_script, tmp_path: Path) -> None:
+    """Without --data: those of a clone."""
+    script = benchmark_script("training_speed")
+    script.unpack_synth(script.HEADS / "answers.jsonl.gz", tmp_path / "synth.jsonl")
+    lines = list(read_records(tmp_path / "synth.jsonl"))
+    assert len(lines) >= script.DOCUMENTS
+    assert all(line["prompt_ids"] and line["answer_ids"] for line in lines)
