@@ -4,7 +4,10 @@
 
 Targets have the shapes of GPT-OSS (64 heads, sinks, windows, experts) and of Llama, but are narrow,
 with random weights. Each figure is the peak of a `peagle` command in a process of its own: a
-capture of one document, and one step of training on it. Without --measure the charts are drawn.
+capture of one document, and one step of training on it, in one pass; `plan` is what `peagle plan`
+expects of that step. `partial` is the peak of training from a capture and of an export, for a
+larger target of GPT-OSS's shape: as they are, which read three tensors and the last layer of the
+target, and with the whole target loaded. Without --measure the charts are drawn.
 """
 
 import argparse
@@ -33,6 +36,18 @@ import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 """
+# The same command, but it loads all of the target.
+WHOLE = """
+import sys
+from peagle.model import loader, partial
+def whole(name, *, layers=1, device="cpu"):
+    return loader.load_target(name, device=device)
+partial.load_partial = whole
+from peagle.cli.main import main
+main()
+"""
+LINES = {"train eagle3": ("EAGLE-3, a step", ":"), "train": ("P-EAGLE, a step", "-"),
+         "capture": ("capture", "--")}  # fmt: skip
 COLOURS = {"gpt-oss": "p-eagle", "llama": "eagle3"}
 
 
@@ -56,17 +71,48 @@ def make(folder: Path, config: Any) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
-def peak(*command: object) -> int:
+def peak(*command: object, entry: tuple[str, ...] = ("-m", "peagle")) -> int:
     """Peak memory of a `peagle` command, in bytes."""
-    line = [sys.executable, "-c", PEAK, sys.executable, "-m", "peagle", *map(str, command)]
+    line = [sys.executable, "-c", PEAK, sys.executable, *entry, *map(str, command)]
     return int(subprocess.check_output(line, text=True))
+
+
+def planned(*command: object) -> int:
+    """Peak memory that `peagle plan` expects, in bytes."""
+    line = [sys.executable, "-m", "peagle", "plan", *map(str, command), "--json"]
+    return int(json.loads(subprocess.check_output(line, text=True))["total_bytes"])
+
+
+def measure_partial() -> dict[str, Any]:
+    """Peaks of training from a capture and of an export in bytes, with all of the target and with a
+    part of it."""
+    config = configs()["gpt-oss"]
+    config.update({"num_hidden_layers": 24, "hidden_size": 512, "num_local_experts": 32,
+                   "intermediate_size": 512, "layer_types": config.layer_types * 3})  # fmt: skip
+    found: dict[str, Any] = {"train": {}, "export": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        target, data, captured = (folder / each for each in ("target", "data", "captured"))
+        make(target, config)
+        found["target"] = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+        document = json.dumps({"prompt_ids": [2, 3, 4, 5], "answer_ids": [*range(2, 400)]})
+        data.write_text("\n".join([document] * 20))
+        plain = ("--chat-template", "plain")
+        peak("data", "capture", target, "--data", data, "--output", captured, *plain)
+        for name, entry in (("part", ("-m", "peagle")), ("whole", ("-c", WHOLE))):
+            run = folder / name
+            train = ("train", target, "--data", captured, "--output", run, "--steps", 1, *plain)
+            found["train"][name] = peak(*train, "--layers", 1, entry=entry)
+            exported = ("export", run / "head", folder / f"{name}-vllm", "--to", "vllm", *plain)
+            found["export"][name] = peak(*exported, "--target", target, entry=entry)
+    return found
 
 
 def measure(lengths: list[int]) -> dict[str, Any]:
     """Peaks in bytes by target, command and length."""
     found: dict[str, Any] = {"processor": device_name(), "lengths": lengths, "peaks": {}}
     for name, config in configs().items():
-        peaks: dict[str, list[int]] = {"capture": [], "train": []}
+        peaks: dict[str, list[int]] = {}
         found["peaks"][name] = peaks
         for length in lengths:
             with tempfile.TemporaryDirectory() as scratch:
@@ -76,11 +122,16 @@ def measure(lengths: list[int]) -> dict[str, Any]:
                 ids = random.Random(0).choices(range(2, WORDS), k=length)
                 data.write_text(json.dumps({"prompt_ids": ids[:4], "answer_ids": ids[4:]}))
                 shared = ("--max-length", length, "--chat-template", "plain")
-                peaks["capture"].append(
-                    peak("data", "capture", target, "--data", data, "--output", captured, *shared)
-                )
-                run = ("--output", folder / "run", "--steps", 1, "--batch", 1, "--layers", 1)
-                peaks["train"].append(peak("train", target, "--data", data, *run, *shared))
+                store = ("data", "capture", target, "--data", data, "--output", captured, *shared)
+                each = {"capture": peak(*store)}
+                for method, end in (("p-eagle", ""), ("eagle3", " eagle3")):
+                    head = ("--layers", 1, "--segments", 1, "--method", method)
+                    run = ("--data", data, "--output", folder / method, "--steps", 1, "--batch", 1)
+                    each["train" + end] = peak("train", target, *run, *head, *shared)
+                    sizes = ("--tokens", length, "--context", length)
+                    each["plan" + end] = planned(target, *sizes, *head)
+            for key, size in each.items():
+                peaks.setdefault(key, []).append(size)
             print(name, length, {key: each[-1] >> 20 for key, each in peaks.items()}, flush=True)
     return found
 
@@ -90,14 +141,15 @@ def draw(found: dict[str, Any], look: Look) -> Figure:
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     axes = figure.subplots()
     for name, peaks in found["peaks"].items():
-        for command, style in (("train", "-"), ("capture", "--")):
+        for command, (said, style) in LINES.items():
             sizes = [size / 1e9 for size in peaks[command]]
             ink = look.bars[COLOURS[name]]
-            label = f"{name}, {command}"
+            label = f"{name}: {said}"
             axes.plot(found["lengths"], sizes, style, marker="o", color=ink, label=label)
     axes.set(xlabel="tokens of the document", ylabel="peak memory (GB)", ylim=(0, None))
     colour(axes, look)
-    axes.legend(frameon=False, labelcolor=look.ink, loc="upper left")
+    where = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    axes.legend(frameon=False, labelcolor=look.ink, **where)
     return figure
 
 
@@ -109,6 +161,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.measure:
         found = measure([int(length) for length in args.lengths.split(",")])
+        found["partial"] = measure_partial()
         RESULT.write_text(json.dumps(found, indent=2) + "\n")
     found = json.loads(RESULT.read_text())
     save(partial(draw, found), args.output, "memory")
