@@ -139,8 +139,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if device.type == "cpu":
         keep_freed_memory()  # as in `peagle train`
     with tempfile.TemporaryDirectory() as folder:
-        data = args.data or Path(folder, "synth.jsonl")
-        if args.data is None:
+        data = args.data
+        if data is None:
+            data = Path(folder, "synth.jsonl")
             unpack_synth(HEADS / "answers.jsonl.gz", data)
         examples = list(islice(read_examples(data, target.tokenizer, LENGTH), DOCUMENTS))
         states = captured(Path(folder, "captured"), target, examples, LENGTH)

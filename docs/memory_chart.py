@@ -38,7 +38,6 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 """
 # The same command, but it loads all of the target.
 WHOLE = """
-import sys
 from peagle.model import loader, partial
 def whole(name, *, layers=1, device="cpu"):
     return loader.load_target(name, device=device)
@@ -141,10 +140,10 @@ def draw(found: dict[str, Any], look: Look) -> Figure:
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     axes = figure.subplots()
     for name, peaks in found["peaks"].items():
-        for command, (said, style) in LINES.items():
+        for command, (measured, style) in LINES.items():
             sizes = [size / 1e9 for size in peaks[command]]
             ink = look.bars[COLOURS[name]]
-            label = f"{name}: {said}"
+            label = f"{name}: {measured}"
             axes.plot(found["lengths"], sizes, style, marker="o", color=ink, label=label)
     axes.set(xlabel="tokens of the document", ylabel="peak memory (GB)", ylim=(0, None))
     colour(axes, look)

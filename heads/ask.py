@@ -14,21 +14,19 @@ measure on is left out.
 import argparse
 import json
 import random
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 from more import TARGET, could_be_asked, material
-from prompts import FOLLOW_UPS, LANGUAGES, Maker, from_template
+from prompts import FOLLOW_UPS, LANGUAGES, Maker, first_turn, from_template
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_prompts
 from peagle.data.records import read_records
-from peagle.data.synth import MAX_REPEATS, MIN_TOKENS, _draws, user_turn
+from peagle.data.synth import MIN_TOKENS, all_draws, refusal, user_turn
 from peagle.model.template import load_tokenizer
 
 SEED = 37
@@ -88,26 +86,21 @@ def first(prompts: Path, data: Path, *rest: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(TARGET)
     rng = random.Random(SEED)
-    answered = {asked_in(tokenizer, line) for line in read_records(data / "more.jsonl")}
-    asked = [turns[0] for turns in could_be_asked(prompts, data, list(answers))]
+    lines = read_records(data / "more.jsonl")
+    answered = {first_turn(tokenizer.decode(line["prompt_ids"])) for line in lines}
+    made_from = material(prompts, data, list(answers))
+    asked = [turns[0] for turns in could_be_asked(made_from)]
     greedy = [text for text in asked if text.strip() not in answered]
-    (_, texts, functions), short, plain = material(prompts, data, list(answers))
+    (_, texts, functions), short, plain = made_from
     for makers, values in ((OF_FUNCTIONS, functions), (OF_TEXTS, texts)):
         greedy += [maker(rng, value)[0] for maker in makers for value in values]
     write(out / "greedy.jsonl", as_prompts(tokenizer, greedy))
     write(out / "sampled.jsonl", as_prompts(tokenizer, plain + rng.sample(short, SHORT)))
     turn = user_turn(tokenizer, [], PLAIN_STYLE, {end_of(tokenizer)})
-    draws = islice(_draws(SEED, 0), STARTS)
+    draws = islice(all_draws(SEED, 0), STARTS)
     texts = [turn.start + draw.starter for draw in draws]
     starts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     write(out / "starts.jsonl", ({"prompt_ids": ids} for ids in starts))
-
-
-def asked_in(tokenizer: PreTrainedTokenizerBase, line: dict[str, Any]) -> str:
-    """The first user turn of a line."""
-    return last_turn(
-        tokenizer.decode(line["prompt_ids"]).split("<|im_end|>\n<|im_start|>assist")[0]
-    )
 
 
 def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -116,11 +109,13 @@ def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def last_turn(text: str) -> str:
+    """The last user turn of a prompt, where nothing follows it."""
     return text.rsplit("<|im_start|>user\n", 1)[-1].removesuffix("<|im_end|>").strip()
 
 
 def then(out: Path, *measured_on: Path) -> None:
-    foreign = set().union(*map(windows, (" ".join(turns) for turns in map_turns(measured_on))))
+    records = [turns for file in measured_on for turns in read_prompts(file)]
+    foreign = {part for turns in records for part in windows(" ".join(turns))}
     tokenizer = load_tokenizer(TARGET)
     end = end_of(tokenizer)
     drafts = [
@@ -129,13 +124,17 @@ def then(out: Path, *measured_on: Path) -> None:
         if len(line["answer_ids"]) > MIN_TOKENS and line["answer_ids"][-1] == end
     ]
     texts = map(last_turn, tokenizer.batch_decode(drafts))
-    turns = dict.fromkeys(filter(usable, texts))
+    turns = dict.fromkeys(
+        text for text in texts if "<|" not in text and refusal(text, set()) is None
+    )
     written = [text for text in turns if foreign.isdisjoint(windows(text))]
     print(f"{len(turns) - len(written)} user turns left out")
     write(out / "written.jsonl", as_prompts(tokenizer, written))
     rng = random.Random(SEED)
-    said = [f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in FOLLOW_UPS]
-    follow_ups = tokenizer(said, add_special_tokens=False)["input_ids"]
+    openings = [
+        f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in FOLLOW_UPS
+    ]
+    follow_ups = tokenizer(openings, add_special_tokens=False)["input_ids"]
     ended = (
         line["prompt_ids"] + line["answer_ids"]
         for line in read_records(out / "greedy.answers.jsonl")
@@ -146,21 +145,9 @@ def then(out: Path, *measured_on: Path) -> None:
     write(out / "further.jsonl", ({"prompt_ids": ids + rng.choice(follow_ups)} for ids in chosen))
 
 
-def map_turns(files: Iterable[Path]) -> Iterator[list[str]]:
-    for file in files:
-        yield from read_prompts(file)
-
-
 def windows(text: str) -> set[str]:
     """Every run of 50 characters: two texts that share such a run have one of these in common."""
     return {text[at : at + WINDOW] for at in range(len(text) - WINDOW + 1)}
-
-
-def usable(text: str) -> bool:
-    """Not empty, and without a loop."""
-    words = re.findall(r"\w+", text.casefold())
-    fours = Counter(zip(*(words[at:] for at in range(4)), strict=False))
-    return bool(words) and "<|" not in text and max(fours.values(), default=0) < MAX_REPEATS
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.data.records import read_records
+from peagle.model.layers import Rotation
 from peagle.model.loader import load_target
 from peagle.model.target import Target
 
@@ -59,9 +60,8 @@ class Generator:
         self.final, self.eps = model.model.norm.weight, config.rms_norm_eps
         self.kv_heads, self.size = target.kv_shapes[0].heads, target.kv_shapes[0].key_size
         self.groups = config.num_attention_heads // self.kv_heads
-        rotary = model.model.rotary_emb
-        angles = torch.arange(target.max_context, device=target.device)[:, None] * rotary.inv_freq
-        self.rotation = torch.cat([angles.cos(), angles.sin()], -1).to(target.dtype)
+        positions = torch.arange(target.max_context, device=target.device)[None]
+        self.rotation = Rotation.of(*model.model.rotary_emb(target.embedding, positions))
         self.layers = [
             Weights(
                 layer.input_layernorm.weight,
@@ -86,7 +86,7 @@ class Generator:
             ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         ids = ids.to(device)
         empty = longest - torch.tensor([len(prompt) for prompt in prompts], device=device)
-        shape = len(prompts), self.kv_heads, -(-(longest + most) // 8) * 8, self.size
+        shape = len(prompts), self.kv_heads, longest + most, self.size
         self.cache = [
             [self.embedding.new_empty(shape) for _ in ("keys", "values")] for _ in self.layers
         ]
@@ -111,17 +111,8 @@ class Generator:
 
     def _prefill(self, ids: Tensor, empty: Tensor) -> Tensor:
         at_once = max(1, PREFILL // ids.shape[1])
-        return torch.cat(
-            [
-                self._run(part, missing, slice(at, at + at_once), 0)[:, -1]
-                for at, part, missing in zip(
-                    range(0, len(ids), at_once),
-                    ids.split(at_once),
-                    empty.split(at_once),
-                    strict=True,
-                )
-            ]
-        )
+        parts = [slice(at, at + at_once) for at in range(0, len(ids), at_once)]
+        return torch.cat([self._run(ids[part], empty[part], part, 0)[:, -1] for part in parts])
 
     def _run(self, ids: Tensor, empty: Tensor, rows: slice, start: int) -> Tensor:
         """Normed hidden states (B, P, E) of tokens (B, P) at columns `start` on; `empty` (B,)
@@ -129,7 +120,7 @@ class Generator:
         count = ids.shape[1]
         columns = torch.arange(start + count, device=ids.device)
         positions = (columns[start:] - empty[:, None]).clamp(min=0)
-        cos, sin = self.rotation[positions].chunk(2, -1)  # (B, P, H / 2)
+        rotate = Rotation(*(table[positions].transpose(1, 2) for table in self.rotation))
         seen = columns >= empty[:, None]
         mask = seen[:, None, None, :]
         if count > 1:
@@ -137,7 +128,7 @@ class Generator:
             mask = mask | (columns[start:, None] == columns)  # an empty column sees itself
         x = F.embedding(ids, self.embedding)
         for layer, (keys, values) in zip(self.layers, self.cache, strict=True):
-            x = x + self._attend(layer, x, keys[rows], values[rows], (cos, sin), mask, start)
+            x = x + self._attend(layer, x, keys[rows], values[rows], rotate, mask, start)
             normed = F.rms_norm(x, x.shape[-1:], layer.post_norm, self.eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, layer.down)
@@ -149,14 +140,14 @@ class Generator:
         x: Tensor,
         keys: Tensor,
         values: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotate: Rotation,
         mask: Tensor,
         start: int,
     ) -> Tensor:
         normed = F.rms_norm(x, x.shape[-1:], layer.norm, self.eps)
         heads = F.linear(normed, layer.qkv).unflatten(-1, (-1, self.size)).transpose(1, 2)
         q, k, v = heads.split([self.kv_heads * self.groups, self.kv_heads, self.kv_heads], 1)
-        q, k = rotated(q, *rotation), rotated(k, *rotation)
+        q, k = rotate(q), rotate(k)
         stop = start + x.shape[1]
         keys[:, :, start:stop], values[:, :, start:stop] = k, v
         if x.shape[1] > 1:
@@ -177,13 +168,6 @@ class Generator:
         likely[likely < MIN_P * likely.amax(-1, keepdim=True)] = 0
         # The largest of p / Exp(1) is p's sample.
         return (likely / torch.empty_like(likely).exponential_()).max(-1).indices
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE of x (B, heads, P, H)."""
-    low, high = x.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
 
 
 def without_loop(ids: list[int]) -> list[int]:

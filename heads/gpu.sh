@@ -4,7 +4,7 @@
 #   heads/gpu.sh run FOLDER SECONDS humaneval.jsonl mt_bench.jsonl
 # `prepare` needs no GPU: it makes data/ and ask/ of FOLDER, 11 MB when packed by xz. `run` has the
 # target write user turns and answer all prompts (ask.py, generate.py; a sixth of the seconds).
-# Nothing that shares 50 characters with the last two files is asked. It then trains the shipped
+# No user turn of its own shares 50 characters with the last two files. It then trains the shipped
 # heads further: at a constant rate, and in the last third at one that falls to 0, over as many
 # tokens as the speed so far lets expect. FOLDER/packed/ gets the heads. Two processes share a GPU
 # well only under MPS: start `nvidia-cuda-mps-control -d` first. (Not yet run on a GPU as a whole;

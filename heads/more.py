@@ -54,9 +54,9 @@ def material(prompts: Path, data: Path, answers: list[Path]) -> Material:
     return Material(Pool(*used), short, plain)
 
 
-def could_be_asked(prompts: Path, data: Path, answers: list[Path]) -> list[list[str]]:
+def could_be_asked(made_from: Material) -> list[list[str]]:
     """User turns of every kind."""
-    (unanswered, texts, functions), short, plain = material(prompts, data, answers)
+    (unanswered, texts, functions), short, plain = made_from
     rng = random.Random(SEED_OF_MORE)
     asked = [[text] for text in (*unanswered, *rng.sample(short, SHORT))]
     for values, counts in ((texts, OF_TEXTS), (plain, OF_PROMPTS)):
@@ -88,7 +88,7 @@ def main() -> None:
     output = data / "more.jsonl"
     engine = Packed(lines_of(PACKED, output))
     with open_to_append(output) as file:
-        for number, turns in enumerate(could_be_asked(prompts, data, answers)):
+        for number, turns in enumerate(could_be_asked(material(prompts, data, answers))):
             if record := answered(engine, number, turns):
                 append(file, record.lines)
 

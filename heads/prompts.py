@@ -128,6 +128,11 @@ def first_sentences(text: str, most: int) -> str:
     return text[: ends[-1] if ends else most].strip()
 
 
+def first_turn(prompt: str) -> str:
+    """The first user turn of a prompt."""
+    return prompt.split("<|im_start|>user\n")[1].split("<|im_end|>", maxsplit=1)[0].strip()
+
+
 def function_head(text: str) -> str | None:
     """The first function of a Python block up to its body, with a docstring if it has one."""
     head = re.search(r'^def \w+\([^\n]*\):\n(?:    """(?:.|\n)*?"""\n)?', text, re.MULTILINE)
@@ -140,8 +145,7 @@ def collect(target: str, prompts: Path, answers: list[Path]) -> Pool:
     answered, texts, functions = set[str](), [], []
     for path in answers:
         for record in read_records(path):
-            asked = tokenizer.decode(record["prompt_ids"])
-            answered.add(asked.split("<|im_start|>user\n")[1].split("<|im_end|>")[0].strip())
+            answered.add(first_turn(tokenizer.decode(record["prompt_ids"])))
             text = tokenizer.decode(record["answer_ids"], skip_special_tokens=True).strip()
             if "```" in text or "def " in text:
                 functions.append(function_head(text))

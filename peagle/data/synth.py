@@ -147,7 +147,7 @@ class _Synthesis:
                 self._keep(draft)
                 next_draw = draft.number + 1
             before = self.kinds.total()
-            draws = _draws(self.config.seed, next_draw)
+            draws = all_draws(self.config.seed, next_draw)
             on_record(before, total)
             while self.missing:
                 size = 2 * min(self.llm.max_batch, self.missing)
@@ -174,7 +174,7 @@ class _Synthesis:
         for draft, start, completion in zip(drafts, starts, written, strict=True):
             if not self.missing:
                 break
-            why = self._fill(draft, start, completion.token_ids) or self._refuse(draft.text)
+            why = self._fill(draft, start, completion.token_ids) or refusal(draft.text, self.texts)
             if why:
                 self.refused[why] += 1
                 self.in_a_row += 1
@@ -204,16 +204,6 @@ class _Synthesis:
             return "too long"
         return None
 
-    def _refuse(self, text: str) -> str | None:
-        """Return the reason, in a word, if a text is not used."""
-        words = _words(text)
-        fours = Counter(zip(*(words[i:] for i in range(4)), strict=False))
-        if not words:
-            return "empty"
-        if max(fours.values(), default=0) >= MAX_REPEATS:
-            return "repetitive"
-        return "duplicate" if " ".join(words) in self.texts else None
-
     def _keep(self, draft: Draft) -> None:
         self.texts.add(" ".join(_words(draft.text)))
         self.kinds[draft.kind] += 1
@@ -241,7 +231,18 @@ class _Synthesis:
         return InputError(why, field="target", value=self.llm.target.name, fix=fix)
 
 
-def _draws(seed: int, first: int) -> Iterator[Draft]:
+def refusal(text: str, known: set[str]) -> str | None:
+    """Return the reason, in a word, if a text is not used; `known` ones as they are compared."""
+    words = _words(text)
+    fours = Counter(zip(*(words[i:] for i in range(4)), strict=False))
+    if not words:
+        return "empty"
+    if max(fours.values(), default=0) >= MAX_REPEATS:
+        return "repetitive"
+    return "duplicate" if " ".join(words) in known else None
+
+
+def all_draws(seed: int, first: int) -> Iterator[Draft]:
     """All draws of a seed from one on, each independent of the others."""
     kinds = sorted(MIX)
     shares = [MIX[kind] for kind in kinds]
