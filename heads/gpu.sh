@@ -13,6 +13,11 @@ set -euo pipefail
 PACK=${PACK:-16384} # tokens of a step
 usage() { sed -n '3,4s/^# *//p' "$0" >&2; exit 2; }
 [ $# = 5 ] || usage
+if [ "$1" = run ]; then
+  for needed in "$2/ask/greedy.jsonl" "${@:4}"; do
+    [ -f "$needed" ] || { echo "heads/gpu.sh: $needed: no such file" >&2; exit 2; }
+  done
+fi
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$2"
 folder=$(cd "$2" && pwd)
@@ -88,7 +93,6 @@ run() { # seconds, files to measure on
   local measured_on method
   mapfile -t measured_on < <(realpath -- "${@:2}")
   cd "$folder"
-  [ -d ask ] || { echo "heads/gpu.sh: $folder/ask: no such folder: run prepare first" >&2; exit 2; }
   new_text $(($1 / 6)) "${measured_on[@]}"
   declare -A settings
   for method in p-eagle eagle3; do settings[$method]="--max-train-tokens 200000000 --warmup 0.008 --cooldown 0"; done

@@ -188,6 +188,10 @@ def test_a_gpu_trains_in_the_seconds_it_is_given(tmp_path: Path) -> None:
         (tmp_path / "run" / "ask" / f"{name}.log").touch()
     command = [heads / "gpu.sh", "run", tmp_path / "run", "8", "a.jsonl", "b.jsonl"]
     env = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    for needed in ("run/ask/greedy.jsonl", "a.jsonl", "b.jsonl"):
+        refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert refused.returncode == 2 and f"{needed}: no such file" in refused.stderr
+        (tmp_path / needed).touch()
     done = subprocess.run(
         command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
