@@ -1,4 +1,4 @@
-"""Answer many prompts at once on a GPU: some hundred thousand tokens a second of a small target.
+"""Answer many prompts at once on a GPU.
 
     python heads/generate.py smollm2-135m prompts.jsonl answers.jsonl --temperature 0.8
 
