@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GROUP = 32  # inputs that share a scale and a zero
 PANEL = 16  # outputs that lie side by side
 BITS = {torch.float32: 32, torch.bfloat16: 16}
+Place = Callable[[Tensor], Tensor]  # the same tensor, contiguous, in some memory
 
 
 class Weights(NamedTuple):
@@ -36,35 +37,38 @@ class Weights(NamedTuple):
     inputs: int
 
     @classmethod
-    def plain(cls, weight: Tensor) -> "Weights":
+    def plain(cls, weight: Tensor, place: Place = Tensor.contiguous) -> "Weights":
         """Copy float32 or bf16 weights into panels; weights in tiles are read in place."""
         weight, bits = weight.detach(), BITS[weight.dtype]
         tiled = bits == 16 and fits_tiles(weight)
-        data = weight.contiguous() if tiled else _in_panels(weight, 32 // bits)
+        data = weight.contiguous() if tiled else place(_in_panels(weight, 32 // bits))
         return cls(data, None, bits, tiled, weight.dtype, *weight.shape)
 
     @classmethod
-    def int8(cls, q: Tensor, scale: Tensor) -> "Weights":
+    def int8(cls, q: Tensor, scale: Tensor, place: Place = Tensor.contiguous) -> "Weights":
         """weight[o, i] = q[o, i] · scale[o], q (O, I) int8 from −127 to 127, scale (O,)."""
         tiled = scale.dtype == torch.bfloat16 and fits_tiles(q)
         if tiled:
             tiles = q.view(len(q) // PANEL, PANEL, -1, 16, 2)
-            data = tiles.permute(0, 2, 3, 4, 1).contiguous()
+            data = tiles.permute(0, 2, 3, 4, 1)
         else:
             data = _in_panels(q, GROUP)
-        return cls(data, scale, 8, tiled, scale.dtype, *q.shape)
+        return cls(place(data), place(scale), 8, tiled, scale.dtype, *q.shape)
 
     @classmethod
-    def int4(cls, q: Tensor, scale: Tensor, zero: Tensor) -> "Weights":
+    def int4(
+        cls, q: Tensor, scale: Tensor, zero: Tensor, place: Place = Tensor.contiguous
+    ) -> "Weights":
         """weight[o, i] = (q[o, i] − 8) · scale[o, g] + zero[o, g], q (O, I) from 0 to 15, scale and
         zero (O, G), g = i // GROUP."""
         if scale.dtype == torch.bfloat16 and fits_tiles(q):
-            return cls(_tiles_of_int4(q, scale, zero), None, 4, True, scale.dtype, *q.shape)
+            tiles = place(_tiles_of_int4(q, scale, zero))
+            return cls(tiles, None, 4, True, scale.dtype, *q.shape)
         low, high = q.to(torch.int8).view(len(q), -1, 2, GROUP // 2).unbind(2)
         data = _in_panels((low | high << 4).flatten(1), GROUP // 2)
         pairs = torch.stack([_whole_panels(scale), _whole_panels(zero)], dim=-1)  # (O, G, 2)
-        scales = pairs.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1).contiguous()
-        return cls(data, scales, 4, False, scale.dtype, *q.shape)
+        scales = pairs.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
+        return cls(place(data), place(scales), 4, False, scale.dtype, *q.shape)
 
     def matrix(self, bias: Tensor | None) -> Matrix:
         """The structure that the library reads, valid while these weights and the bias live."""
@@ -81,13 +85,13 @@ def _whole_panels(rows: Tensor) -> Tensor:
 
 
 def _in_panels(weight: Tensor, step: int) -> Tensor:
-    """(O, I) → (panels, words, PANEL) int32, a word being four bytes of neighbouring inputs. Zeros
-    fill up the last panel, and inputs to whole steps."""
+    """(O, I) → (panels, words, PANEL) int32, not contiguous; a word is four bytes of neighbouring
+    inputs. Zeros fill up the last panel, and inputs to whole steps."""
     missing = -weight.shape[1] % step
     padded = F.pad(weight, (0, missing)) if missing else weight.contiguous()
     # Torch transposes float32 three times as fast as int32; no number is computed with.
     words = _whole_panels(padded.view(torch.float32))
-    return words.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.int32)
+    return words.unflatten(0, (-1, PANEL)).transpose(1, 2).view(torch.int32)
 
 
 def fits_tiles(weight: Tensor) -> bool:
@@ -160,11 +164,15 @@ class CpuLinear(nn.Module):
         destination[prefix + "weight"] = self.weight
 
 
-def quantized_weights(weight: Tensor, kind: str | None) -> Weights:
+def quantized_weights(
+    weight: Tensor, kind: str | None, place: Place = Tensor.contiguous
+) -> Weights:
     """Weights (O, I) laid out in int8 or int4; as they are where `kind` is None."""
+    if kind is None:
+        return Weights.plain(weight, place)
     if kind == "int8":
-        return Weights.int8(*round_int8(weight, weight.dtype))
-    return Weights.plain(weight) if kind is None else Weights.int4(*round_int4(weight))
+        return Weights.int8(*round_int8(weight, weight.dtype), place)
+    return Weights.int4(*round_int4(weight), place)
 
 
 def round_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Quantised weights kept in the user's cache as they are laid out: the next start maps them.
+"""Quantised weights kept in the user's cache as they are laid out: the next start reads them.
 
 A file is safetensors, with the sizes of its matrices in the header. Its name has the digests of the
 target's files, of the code that laid them out and of its own content.
@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from peagle.backends.cpu import matrix
 from peagle.backends.cpu.library import digest, fingerprint
 from peagle.backends.cpu.matrix import Weights
+from peagle.backends.cpu.pages import LargePages
 from peagle.files import replacing, sha256
 from peagle.model import int8
 from peagle.model.described import DescribedTarget
@@ -53,9 +54,10 @@ def keep_packed(
 
 
 def _read(file: Path, target: DescribedTarget) -> dict[str, Weights]:
-    """Weights mapped to memory."""
+    pages = LargePages()
     with safe_open(file, framework="pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        names = opened.keys()
+        tensors = {name: pages.copy(opened.get_tensor(name)) for name in names}
         sizes = json.loads(opened.metadata()["sizes"])
     return {
         name: Weights(tensors[name], tensors.get(name + SCALE), bits, tiled, target.dtype, *shape)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
 from peagle.backends.cpu.matrix import CpuLinear, Weights, quantized_weights
+from peagle.backends.cpu.pages import LargePages
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
@@ -70,11 +71,13 @@ class NativeTarget:
 
 def _products(target: DescribedTarget) -> dict[str, Weights]:
     """The weights of all products, by their names, laid out."""
+    place = LargePages().copy
+    kind = target.quantize
     layers = range(target.num_layers)
     names = [f"model.layers.{layer}.{path}.weight" for layer in layers for path in PRODUCTS]
-    weights = {name: quantized_weights(target.tensors[name], target.quantize) for name in names}
+    weights = {name: quantized_weights(target.tensors[name], kind, place) for name in names}
     head = target.embedding if target.config.tied else target.tensors[HEAD]
-    return weights | {HEAD: quantized_weights(head, target.quantize and "int8")}
+    return weights | {HEAD: quantized_weights(head, kind and "int8", place)}
 
 
 def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> DecoderLayer:

@@ -11,8 +11,11 @@ from tiny import make_target, save_target
 from peagle.backends.cpu import target as cpu_target
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import Weights
+from peagle.backends.cpu.packed import keep_packed
+from peagle.backends.cpu.pages import LINE
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.model.described import DescribedTarget
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
@@ -60,6 +63,17 @@ def test_the_next_start_lays_out_nothing(
     assert answer(folder, kind) == before
     assert not layouts
     assert len(list(packed.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_kept_weights_begin_at_cache_lines(folder: Path, packed: Path, kind: str) -> None:
+    """Vectors of 64 bytes are read from them, in places by instructions that end elsewhere."""
+    llm = LLM(str(folder), quantize=kind, lookup=False, device="cpu")
+    assert isinstance(llm.target, DescribedTarget)
+    assert list(packed.iterdir())
+    kept = keep_packed(llm.target, lambda: pytest.fail("nothing was kept"))
+    assert len(kept) == 29
+    assert all(each.data.data_ptr() % LINE == 0 for each in kept.values())
 
 
 def test_each_kind_and_only_these_are_kept(
