@@ -2,9 +2,10 @@
 facts.yaml, and templates of what is sent in `templates/`."""
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def facts() -> Facts:
 
 def render(template: str, **values: Any) -> str:
     """Fill a template. Its filter `to_yaml` quotes a value, or writes a list or a mapping in lines,
-    which `indent` moves to their depth."""
+    which `indent` moves to their depth. `in_a_line` writes them as [...] or {...}, `shell` as a
+    command line."""
     environment = Environment(
         loader=PackageLoader("peagle.deploy"),
         undefined=StrictUndefined,
@@ -74,9 +76,11 @@ def render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["to_yaml"] = _to_yaml
+    environment.filters["in_a_line"] = partial(_to_yaml, flow=True)
+    environment.filters["shell"] = shlex.join
     return environment.get_template(template).render(values)
 
 
-def _to_yaml(value: Any) -> str:
-    text: str = yaml.safe_dump(value, sort_keys=False, width=math.inf)
+def _to_yaml(value: Any, *, flow: bool = False) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=flow, sort_keys=False, width=math.inf)
     return text.removesuffix("...\n").removesuffix("\n")

@@ -18,7 +18,6 @@ COMMANDS = {
     "kserve": "kubectl apply -f {file}",
     "manifests": "kubectl apply -f {file}",
 }
-SHUTDOWN_SECONDS = {"stack": 25, "manifests": 100}  # KServe sets its own
 # Options for which a form has a field.
 OWN_FIELDS = {
     "stack": ("tensor-parallel-size", "enable-prefix-caching"),
@@ -41,21 +40,13 @@ def rendered(plan: Plan, form: str, namespace: str = "default", *, pinned: bool 
         raise InputError(why, field="max_replicas", value=plan.max_replicas, fix=fix)
     own = OWN_FIELDS.get(form, ())
     options = {name: value for name, value in plan.options.items() if name not in own}
-    if plan.engine == "vllm" and form in SHUTDOWN_SECONDS:
-        options["shutdown-timeout"] = SHUTDOWN_SECONDS[form]
+    arguments = [flag_options({name: value}) for name, value in options.items()]
+    gpu = facts().gpus[plan.gpu] if pinned and plan.gpu else None
+    cuda = facts().cuda.get((plan.cuda or "").partition(".")[0])
+    start = shlex.join(command(plan, form, namespace, "FILE"))
     unique = hashlib.sha256(f"{namespace}/{plan.resource}".encode()).hexdigest()
-    return render(
-        f"{form}.yaml.j2",
-        plan=plan,
-        form=form,
-        namespace=namespace,
-        arguments=tuple(flag_options(options)),
-        shell=shlex.join,
-        gpu=facts().gpus[plan.gpu] if pinned and plan.gpu else None,
-        cuda=facts().cuda.get((plan.cuda or "").partition(".")[0]),
-        start=shlex.join(command(plan, form, namespace, "FILE")),
-        model_name=f"m{unique[:5]}",
-    )
+    return render(f"{form}.yaml.j2", plan=plan, namespace=namespace, arguments=arguments, gpu=gpu,
+                  cuda=cuda, start=start, model_name=f"m{unique[:5]}")  # fmt: skip
 
 
 def command(plan: Plan, form: str, namespace: str, file: str = "-") -> list[str]:

@@ -157,6 +157,51 @@ def test_running_answers_are_finished() -> None:
         plan("qwen3-8b", image="mine:v0.17.2", method="eagle3")  # 0.18 is the first that has it
 
 
+def test_a_slow_first_start_is_no_failure() -> None:
+    """Kubernetes gives a roll-out up after ten minutes, unless told otherwise."""
+    deployment = read(plan(), "manifests")["Deployment"]["spec"]
+    probe = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+    seconds = probe["periodSeconds"] * probe["failureThreshold"]
+    assert deployment["progressDeadlineSeconds"] > seconds
+
+
+def test_no_pod_waits_for_a_volume() -> None:
+    for form in ("stack", "kserve", "manifests"):
+        text = rendered(plan(replicas=2), form).lower()
+        assert "persistentvolume" not in text and "pvc" not in text
+
+
+def test_gated_weights_are_downloaded_with_the_token() -> None:
+    """KServe downloads in a container of its own, which sees no variable of the main one."""
+    template = read(plan("llama-3.1-8b"), "kserve")["spec"]["template"]
+    for container in (*template["initContainers"], *template["containers"]):
+        token = [each for each in container["env"] if each["name"] == "HF_TOKEN"]
+        assert token[0]["valueFrom"]["secretKeyRef"]["name"] == "hf-token"
+    assert template["initContainers"][0]["name"] == "storage-initializer"
+    for form in ("stack", "manifests"):
+        assert "HF_TOKEN" in {each["name"] for each in _environment(read(plan(), form))}
+
+
+def resources(made: Plan, form: str) -> tuple[dict[str, Any], str]:
+    """Limits, and the requested memory."""
+    found = read(made, form)
+    if form == "stack":
+        [model] = found["servingEngineSpec"]["modelSpec"]
+        limits = {name: value for name, value in model.items() if name.startswith("limit")}
+        return limits, model["requestMemory"]
+    manifest = found if form == "kserve" else found["Deployment"]
+    template = manifest["spec"]["template"]
+    [container] = template.get("spec", template)["containers"]
+    return container["resources"]["limits"], container["resources"]["requests"]["memory"]
+
+
+@pytest.mark.parametrize("form", ["stack", "kserve", "manifests"])
+def test_nothing_is_throttled_and_memory_follows_the_gpus(form: str) -> None:
+    gpus = {} if form == "stack" else {"nvidia.com/gpu": "1"}
+    assert resources(plan(), form) == (gpus, "32Gi")
+    assert resources(plan("gemma-4-31b", gpu="h100"), form)[1] == "64Gi"
+
+
 def test_the_stack_caches_prefixes_unless_told_otherwise() -> None:
     """Without the field the chart turns vLLM's default off."""
     for profile, cached in ((None, True), ("benchmark", False)):
@@ -189,6 +234,7 @@ def test_who_reaches_vllm() -> None:
 def test_nodes_with_the_named_gpu() -> None:
     for form in ("stack", "kserve", "manifests"):
         assert "nvidia.com/gpu.memory" not in rendered(plan(), form)
+        assert "GPUs of type h100" in rendered(plan(), form), "a guess, so it is said"
         assert "nvidia.com/gpu.memory" in rendered(plan(gpu="h200"), form, pinned=True)
     assert "driver 580" in rendered(plan(), "stack")
     assert "driver 525" in rendered(plan(image="vllm/vllm-openai:v0.29.0-cu129"), "stack")
@@ -210,6 +256,8 @@ def test_replicas() -> None:
     made = plan(replicas=2, max_replicas=3)
     [model] = read(made, "stack")["servingEngineSpec"]["modelSpec"]
     assert model["keda"]["minReplicaCount"] == 2 and model["keda"]["maxReplicaCount"] == 3
+    monitor = read(made, "stack")["servingEngineSpec"]["serviceMonitor"]
+    assert monitor["enabled"] and monitor["relabelings"][0]["targetLabel"] == "model"
     with refused("max_replicas"):
         rendered(made, "kserve")
 
