@@ -7,7 +7,6 @@ creates, updates, rolls back and deletes; this module hands it the template and 
 
 import json
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,32 +51,30 @@ class Account:
             raise InputError("is no folder on S3", field="weights", value=self.weights, fix=fix)
         if bool(self.subnets) != bool(self.security_groups):
             why = "subnets and security groups go together"
-            value = list(self.subnets)
-            raise InputError(why, field="subnets", value=value, fix="give both or neither")
+            fix = "give both or neither"
+            raise InputError(why, field="subnets", value=list(self.subnets), fix=fix)
 
 
 def template(plan: Plan, account: Account) -> str:
     """The stack's template, in YAML. Raises InputError for an image or a head that SageMaker cannot
     fetch."""
-    image = plan.image
     head = plan.head or ""
     aws_images = [each.name for each in facts().images if each.place == "sagemaker"]
-    registries = facts().registries if image in aws_images else {}
+    registries = facts().registries if plan.image in aws_images else {}
     if registries and account.region not in (None, *registries):
         why = "AWS publishes no image of vLLM there"
         fix = "choose another, or `image`"
         raise InputError(why, field="region", value=account.region, fix=fix)
-    if not registries and ".dkr.ecr." not in image:
+    if not registries and ".dkr.ecr." not in plan.image:
         why = "SageMaker takes images from ECR only"
-        raise InputError(why, field="image", value=image, fix="push it there")
+        raise InputError(why, field="image", value=plan.image, fix="push it there")
     # CloudFormation's models have one folder from S3 (no AdditionalModelDataSources in its schema
     # of 2026-10-20), so a head on S3 is that folder or lies in the target's.
     weights = account.weights and account.weights.rstrip("/") + "/"
     if weights and head.startswith("s3://") and not head.startswith(weights):
         why = "SageMaker copies one folder, the target's"
         raise InputError(why, field="head", value=head, fix=f"copy it to {weights}head/")
-    values = {"plan": plan, "account": account, "registries": registries}
-    return render("sagemaker.yaml.j2", shell=shlex.join, **values)
+    return render("sagemaker.yaml.j2", plan=plan, account=account, registries=registries)
 
 
 @contextmanager
@@ -175,10 +172,14 @@ def apply(plan: Plan, account: Account, report: Report) -> None:
     _check_weights(plan, account)
     stack = Stack(client_of("cloudformation", account.region), plan.resource, report)
     there = stack.identity()
-    if there is None or stack.rest(there) == "DELETE_COMPLETE":  # of a change that still ran
+    state = there and stack.rest(there)
+    if state in (None, "DELETE_COMPLETE"):  # the latter: a creation that still ran has failed
         stack.change("create", body, OnFailure="DELETE")
-    else:
-        stack.change("update", body)
+        return
+    if state == "ROLLBACK_COMPLETE" or state.endswith("_FAILED"):
+        why = f"{plan.resource} failed half-way, and AWS does not update it"
+        raise InputError(why, field="stack", value=state, fix="`peagle deploy delete` it first")
+    stack.change("update", body)
 
 
 @failures()

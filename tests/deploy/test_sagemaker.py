@@ -91,6 +91,8 @@ def test_the_container_reads_the_options_of_the_plan(name: str) -> None:
         return
     read = flags(sent)
     assert read.pop("model") == [wanted.model]
+    [seconds] = read.pop("shutdown-timeout")
+    assert int(seconds) < 30, "SageMaker's time from SIGTERM to SIGKILL"
     for option, value in wanted.options.items():
         written = [] if isinstance(value, bool) else [str(value)]
         assert read.pop(f"no-{option}" if value is False else option) == written
@@ -126,6 +128,11 @@ def test_images_of_every_region() -> None:
     assert registry["Fn::FindInMap"] == ["Registries", {"Ref": "AWS::Region"}, "Account"]
     arns = re.findall(r"\barn:\S+", json.dumps(content["Resources"]))
     assert arns and all(arn.startswith("arn:${AWS::Partition}:") for arn in arns)
+
+
+def test_requests_go_to_the_instance_with_the_fewest() -> None:
+    routing = variant(resources())["RoutingConfig"]
+    assert routing == {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"}
 
 
 def test_an_image_of_ones_own() -> None:

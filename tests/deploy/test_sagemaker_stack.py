@@ -196,6 +196,20 @@ def test_a_creation_that_fails_while_it_is_waited_for(
     assert there() == ALL
 
 
+@pytest.mark.parametrize("state", ["ROLLBACK_COMPLETE", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED"])
+def test_a_stack_that_failed_half_way(aws: CloudFormation, state: str) -> None:
+    """As `aws cloudformation deploy` leaves it; AWS updates none of these."""
+    apply(plan())
+    aws.stack(NAME).status = state
+    with refused("stack") as error:
+        apply(plan(replicas=2))
+    assert "peagle deploy delete" in str(error.value.fix)
+    assert aws.asked == ["create"]
+    sagemaker.delete(NAME, REGION, print)
+    apply(plan(replicas=2))
+    assert there() == ALL
+
+
 def test_a_stack_that_others_only_reviewed(aws: CloudFormation) -> None:
     """Nothing ends that state but a change."""
     apply(plan())
