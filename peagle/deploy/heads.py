@@ -50,28 +50,23 @@ def _of_catalog(entry: Entry, method: str) -> Head:
     if isinstance(entry.target, PackagedGGUF) and method == METHODS[0]:
         return Head(method=method)  # an image has it; the engine finds it by the target's name
     if known.hub is None:
-        raise _elsewhere(known.folder)
+        raise _elsewhere(str(known.folder))
     parallel = method in PARALLEL_METHODS
     since = known.min_vllm or (P_EAGLE_SINCE if parallel else None)
     return Head(known.hub, method, known.k, since, known.below_vllm, v1=parallel)
 
 
-def _elsewhere(folder: Path | None) -> InputError:
-    fix = "upload it with `hf upload` and name its id"
-    return InputError("other machines cannot read a folder", field="head", value=folder, fix=fix)
+def _elsewhere(head: str) -> InputError:
+    why = "other machines read hub ids (owner/name), and vLLM on SageMaker s3://BUCKET/FOLDER"
+    return InputError(why, field="head", value=head, fix="upload it with `hf upload`")
 
 
 def _named(head: str, method: str | None, entry: Entry, place: str, engine: str) -> Head:
     """The head with a hub id or in a folder on S3."""
-    if Path(expanduser(head)).is_dir():
-        raise _elsewhere(Path(head))
-    if head.startswith("s3://"):
-        if place != "sagemaker" or engine != "vllm":
-            why = "only vLLM on SageMaker reads a head from S3"
-            raise InputError(why, field="head", value=head, fix="upload it with `hf upload`")
-    elif not is_hub_id(head):
-        why = "is no hub id (owner/name[@revision])"
-        raise InputError(why, field="head", value=head)
+    on_s3 = head.startswith("s3://") and place == "sagemaker" and engine == "vllm"
+    there = on_s3 or is_hub_id(head)
+    if not there or Path(expanduser(head)).is_dir():
+        raise _elsewhere(head)
     for each in (entry, *load_catalog().values()):
         for kind, known in each.heads.items():
             if known.hub == head and method in (None, kind):

@@ -195,6 +195,8 @@ def _hardware(name: str, entry: Entry, place: str, choices: Choices) -> Hardware
         return Hardware(None, 0, kind or facts().cpu_instance)
     gpu = _gpu(choices, place)
     hardware = facts().gpus[gpu]
+    if entry.gpu_memory is None:
+        warn(f"{name} takes one {gpu}: the catalog does not say how much memory it needs")
     gpus = flags.gpus_for(entry.gpu_memory, hardware.memory)
     if gpus > MAX_GPUS:
         why = f"{name} needs {entry.gpu_memory} GiB, more than {MAX_GPUS} of these have"
@@ -232,6 +234,8 @@ def _gpu(choices: Choices, place: str) -> str:
 def _image(entry: Entry, head: Head, place: str, named: str | None, engine: str) -> Image:
     """The named image, else the newest known one of vLLM that reads target and head. Raises
     InputError for one that does not; warns of one that may not."""
+    if named and ":" not in named.rpartition("/")[2]:
+        raise InputError("has no tag", field="image", value=named, fix=f"name one, as {named}:TAG")
     if engine == "native":
         if named is None:
             fix = "build docker/cpu.Dockerfile or docker/cuda.Dockerfile"

@@ -147,8 +147,9 @@ def test_a_hub_id_is_deployed_as_its_entry() -> None:
 def test_a_hub_id_that_no_entry_knows(refused) -> None:
     remote = ("--to", "sagemaker", "--dry-run")
     shown = invoke("deploy", "owner/model", *remote)
-    warning = "warning: owner/model has no head: nothing will draft; name one with --head\n"
-    assert shown.stderr == warning
+    no_head, no_size = shown.stderr.splitlines()
+    assert no_head == "warning: owner/model has no head: nothing will draft; name one with --head"
+    assert no_size.startswith("warning: owner/model takes one rtx-pro-6000: ")
     headed = invoke("deploy", "owner/model", *LOCAL, "--head", "me/head", "--k", 4)
     assert headed.stderr == ""
     assert headed.stdout == "peagle serve owner/model --head me/head --k 4\n"

@@ -1,5 +1,6 @@
 """The choice of a deployment's head, and heads elsewhere by their config.json."""
 
+import json
 import shutil
 import warnings
 from dataclasses import replace
@@ -16,8 +17,10 @@ from transformers import LlamaConfig
 
 from peagle.catalog import CatalogHead, Entry, find_entry
 from peagle.deploy.heads import Head, choose
+from peagle.deploy.plan import Choices, make_plan
 from peagle.errors import InputWarning
 from peagle.heads.save import save_drafter
+from peagle.methods.keys import LAYER_IDS
 
 PUBLIC = CatalogHead(k=3, hub="a/e", source="web")
 BOTH = entry(heads={"p-eagle": CatalogHead(k=5, hub="a/p"), "eagle3": PUBLIC})
@@ -118,6 +121,21 @@ def test_vllm_keeps_whole_caches_where_it_would_split_the_heads(
     save(hub)
     monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: MIXED)
     assert chosen(entry(), "me/head@v1").whole_caches
+    for place in ("kubernetes", "sagemaker"):
+        made = make_plan("mine", entry(gpu_memory=9), place, Choices(head="me/head@v1"))
+        assert made.options["disable-hybrid-kv-cache-manager"] is True
+        assert made.env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+def test_layer_ids_that_only_the_v1_runner_finds(hub: Path) -> None:
+    """NVIDIA's heads have them in eagle_config alone; they draft one token after another."""
+    save(hub, method="eagle3")
+    config = json.loads((hub / "config.json").read_text())
+    config["eagle_config"] = {LAYER_IDS: config.pop(LAYER_IDS)}
+    (hub / "config.json").write_text(json.dumps(config))
+    assert chosen(entry(), "me/head@v1").v1
+    made = make_plan("mine", entry(gpu_memory=9), "sagemaker", Choices(head="me/head@v1"))
+    assert made.env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
 def test_our_own_form_is_for_our_engine(hub: Path) -> None:

@@ -74,6 +74,8 @@ def test_every_entry_fits_its_gpus() -> None:
         assert known.gpu_memory and made.gpus * hardware.memory >= known.gpu_memory
         assert made.options.get("tensor-parallel-size", 1) == made.gpus
         assert "kv-cache-dtype" not in made.options, "fp8 changes the target's answers"
+        rows = made.options["max-cudagraph-capture-size"]
+        assert rows <= 2 * hardware.graph_rows and rows <= 2 * made.k * made.options["max-num-seqs"]
         assert made.options["enable-auto-tool-choice"] and made.options["tool-call-parser"]
         if made.instance_type is not None:
             assert hardware.instances[made.instance_type] >= made.gpus
@@ -138,6 +140,12 @@ def test_an_image_newer_than_the_head_can() -> None:
     assert "vllm/vllm-openai:v0.29.0" in str(error.value.fix)
 
 
+def test_an_image_without_a_tag() -> None:
+    for image in ("vllm/vllm-openai", "registry:5000/vllm"):
+        with refused("image"):
+            plan(image=image)
+
+
 def test_default_images_can_all() -> None:
     for known in SERVED.values():
         for each in known.heads.values():
@@ -167,6 +175,18 @@ def test_instance_types() -> None:
     with refused("instance_type") as error:
         plan("gemma-4-31b", "sagemaker", instance_type="ml.p5.4xlarge", method="eagle3")
     assert error.value.fix == "choose ml.p5.48xlarge"
+
+
+def test_gemma_fits_two_gpus_and_speaks_its_own_formats() -> None:
+    """As vLLM's recipe has it; at its full context one GPU does not hold it."""
+    options = plan("gemma-4-31b", gpu="h100", method="eagle3").options
+    assert (options["tensor-parallel-size"], options["max-model-len"]) == (2, 32768)
+    assert options["tool-call-parser"] == options["reasoning-parser"] == "gemma4"
+
+
+def test_an_unknown_size_is_said() -> None:
+    with pytest.warns(InputWarning, match="mine takes one h100: .* how much memory"):
+        assert mine(entry()).gpus == 1
 
 
 def test_gpus_that_are_unknown_or_too_small() -> None:
