@@ -45,8 +45,16 @@ def rendered(plan: Plan, form: str, namespace: str = "default", *, pinned: bool 
     cuda = facts().cuda.get((plan.cuda or "").partition(".")[0])
     start = shlex.join(command(plan, form, namespace, "FILE"))
     unique = hashlib.sha256(f"{namespace}/{plan.resource}".encode()).hexdigest()
-    return render(f"{form}.yaml.j2", plan=plan, namespace=namespace, arguments=arguments, gpu=gpu,
-                  cuda=cuda, start=start, model_name=f"m{unique[:5]}")  # fmt: skip
+    return render(
+        f"{form}.yaml.j2",
+        plan=plan,
+        namespace=namespace,
+        arguments=arguments,
+        gpu=gpu,
+        cuda=cuda,
+        start=start,
+        model_name=f"m{unique[:5]}",
+    )
 
 
 def command(plan: Plan, form: str, namespace: str, file: str = "-") -> list[str]:

@@ -178,7 +178,11 @@ def apply(plan: Plan, account: Account, report: Report) -> None:
         return
     if state == "ROLLBACK_COMPLETE" or state.endswith("_FAILED"):
         why = f"{plan.resource} failed half-way, and AWS does not update it"
-        raise InputError(why, field="stack", value=state, fix="`peagle deploy delete` it first")
+        fix = "`peagle deploy delete` it first"
+        if state == "UPDATE_ROLLBACK_FAILED":  # its endpoint still answers
+            command = "aws cloudformation continue-update-rollback --stack-name"
+            fix = f"`{command} {plan.resource}` first"
+        raise InputError(why, field="stack", value=state, fix=fix)
     stack.change("update", body)
 
 

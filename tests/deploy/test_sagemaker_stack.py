@@ -196,14 +196,21 @@ def test_a_creation_that_fails_while_it_is_waited_for(
     assert there() == ALL
 
 
-@pytest.mark.parametrize("state", ["ROLLBACK_COMPLETE", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED"])
-def test_a_stack_that_failed_half_way(aws: CloudFormation, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "command"),
+    [
+        ("ROLLBACK_COMPLETE", "`peagle deploy delete`"),
+        ("DELETE_FAILED", "`peagle deploy delete`"),
+        ("UPDATE_ROLLBACK_FAILED", f"continue-update-rollback --stack-name {NAME}`"),
+    ],
+)
+def test_a_stack_that_failed_half_way(aws: CloudFormation, state: str, command: str) -> None:
     """As `aws cloudformation deploy` leaves it; AWS updates none of these."""
     apply(plan())
     aws.stack(NAME).status = state
     with refused("stack") as error:
         apply(plan(replicas=2))
-    assert "peagle deploy delete" in str(error.value.fix)
+    assert command in str(error.value.fix)
     assert aws.asked == ["create"]
     sagemaker.delete(NAME, REGION, print)
     apply(plan(replicas=2))
