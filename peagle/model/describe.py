@@ -4,7 +4,7 @@ Nothing here imports transformers' modelling code, which takes seconds.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LINEARS = 7  # in a layer; the output head is one more
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+ALL = ("",)  # prefixes of all weights
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "gemma3_text"}
 QK_NORM = {"qwen3", "gemma3_text"}
 QKV, MLP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -129,29 +130,31 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def read_weights(
-    folder: Path, dtype: torch.dtype | None, wanted: Callable[[str], bool] = lambda name: True
+    folder: Path, dtype: torch.dtype | None, wanted: tuple[str, ...] = ALL
 ) -> dict[str, Tensor]:
-    """The weights of a folder whose names are `wanted`, mapped to memory; in `dtype`, or as they
-    are. Raises InputError for files that are missing, damaged or lead out of the folder."""
+    """The weights of a folder whose names begin with a `wanted` prefix, mapped to memory; in
+    `dtype`, or as they are. Raises InputError for files that are missing, damaged or lead out of
+    the folder."""
     tensors = dict[str, Tensor]()
     for file in weight_files(folder, wanted):
         try:
             with safe_open(file, framework="pt") as opened:
-                names = filter(wanted, opened.keys())
+                names = [name for name in opened.keys() if name.startswith(wanted)]  # noqa: SIM118
                 tensors |= {name: opened.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file}: {first_line(error)}", fix="download it again") from error
     return tensors if dtype is None else {name: t.to(dtype) for name, t in tensors.items()}
 
 
-def weight_files(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> list[Path]:
-    """The files of weights whose names are `wanted`. Raises InputError for a damaged index."""
+def weight_files(folder: Path, wanted: tuple[str, ...] = ALL) -> list[Path]:
+    """The files of weights whose names begin with a `wanted` prefix. Raises InputError for a
+    damaged index."""
     index = folder / INDEX
     if not index.is_file():
         return [folder / WEIGHTS]
     try:
         files = json.loads(index.read_text())["weight_map"].items()
-        names = {file for name, file in files if wanted(name)}
+        names = {file for name, file in files if name.startswith(wanted)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{index}: no weight_map", fix="download it again") from error
     if outside := [name for name in names if Path(name).name != name]:

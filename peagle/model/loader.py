@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from os.path import expanduser
@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
 from peagle.files import keep, sha256, writing
-from peagle.model.describe import check_weights, read_description, read_weights, weight_files
+from peagle.model.describe import ALL, check_weights, read_description, read_weights, weight_files
 from peagle.model.described import Described, DescribedTarget
 from peagle.model.tokenizer import build_tokenizer
 from peagle.paths import cache_dir
@@ -43,6 +43,7 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FOR
 NO_HUB = "check the hub id and the network (`hf auth login` for private models), or name a folder"
 PATIENCE = 10.0  # seconds that the hub has to answer, however many addresses it has
 ATTEMPTS = 2
+FILES = ["*.json", "*.jinja", "*.txt", "*.model"]  # of a target, besides its weights
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -60,10 +61,11 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
 
     device = resolve_device(device)
     path, revision = locate(name)
-    with reading(name):
+    with reading(name):  # transformers asks the hub for a conversion where a model has pickles only
         where = {"revision": revision, "use_safetensors": True}
         model = _load_model(path, dtype=DTYPES.get(dtype, "auto"), **where)
-    target = Target(model.to(device), read_tokenizer(name, path, revision), name)
+    tokenizer = read_tokenizer(name, target_folder(name, ()))
+    target = Target(model.to(device), tokenizer, name)
     longest = getattr(target.config, "max_position_embeddings", None) or 0
     if target.max_context < longest:
         why = "beyond it LongRoPE has other factors, for all requests together"
@@ -77,17 +79,16 @@ def described_target(
     """A target for native code, read without transformers' models; None where its description does
     not say all. `quantize`: int8 or int4 weights, whose products need a multiple of `group` inputs.
     Raises InputError for damaged weights."""
-    path, revision = locate(name)
-    folder = snapshot(path, revision)
-    found = folder and read_description(folder)
-    if not folder or not found:
+    folder = target_folder(name)
+    found = read_description(folder)
+    if found is None:
         return None
     config, end_ids = found
     weights_dtype = DTYPES.get(str(config.dtype) if dtype == "auto" else dtype)
     odd = any(inputs % group for inputs in config.product_inputs)
     if weights_dtype == torch.float16 or odd:
         return None
-    tokenizer = read_tokenizer(name, str(folder), None, config)
+    tokenizer = read_tokenizer(name, folder, config)
     with reading(name):
         tensors = read_weights(folder, weights_dtype)
         check_weights(config, tensors)
@@ -97,17 +98,19 @@ def described_target(
         return target
 
 
-def snapshot(
-    path: str, revision: str | None, weights: Sequence[str] = ("model*.safetensors",)
-) -> Path | None:
-    """The folder of a model: one of this machine, or of a hub repository, downloaded with these
-    files of `weights`; None where transformers names what is wrong."""
+def target_folder(name: str, weights: tuple[str, ...] = ALL) -> Path:
+    """The folder of a target: one of this machine, or of a hub repository, downloaded with the
+    files of the weights that have these prefixes. Raises InputError."""
+    path, revision = locate(name)
     if Path(path).is_dir():
         return Path(path)
-    wanted = ["*.json", "*.jinja", "*.txt", "tokenizer.model", *weights]
-    with suppress(OSError, ValueError):
-        return Path(snapshot_download(path, revision=revision, allow_patterns=wanted))
-    return None
+    source = f"{path}@{revision or ''}"
+    folder = download(source, FILES, "target")
+    if not weights:
+        return folder
+    with reading(name):
+        files = [file.name for file in weight_files(folder, weights)]
+    return download(source, [*FILES, *files], "target")
 
 
 @cache
@@ -140,13 +143,13 @@ def download(name: str, wanted: list[str], field: str) -> Path:
 
 
 def read_tokenizer(
-    target: str, path: str, revision: str | None, config: Described | None = None
+    target: str, folder: Path, config: Described | None = None
 ) -> transformers.PreTrainedTokenizerBase:
-    """The tokenizer of a target that is at `path`, a folder or hub id. Raises InputError for one
-    that cannot be read, or is of a class without a tokenizer.json, from which text is decoded.
-    `config`: where it is given, transformers seldom reads its own, which takes a second."""
+    """The tokenizer in a target's folder. Raises InputError for one that cannot be read, or is of a
+    class without a tokenizer.json, from which text is decoded. `config`: where it is given,
+    transformers seldom reads its own, which takes a second."""
     with reading(target):
-        tokenizer = build_tokenizer(path, revision, config)
+        tokenizer = build_tokenizer(folder, config)
         if not hasattr(tokenizer, "backend_tokenizer"):
             raise InputError(f"its {type(tokenizer).__name__} has no tokenizer.json: make one")
     return tokenizer
@@ -217,7 +220,7 @@ def locate(name: str) -> tuple[str, str | None]:
     return hub_id, revision or None
 
 
-def _load_model(path: str, **where: Any) -> "transformers.PreTrainedModel":
+def _load_model(path: str | Path, **where: Any) -> "transformers.PreTrainedModel":
     """A causal LM all of whose weights are in its files: transformers would make up the others."""
     how = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = transformers.AutoModelForCausalLM.from_pretrained(path, **how, **where)
@@ -259,13 +262,12 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
         shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=done.parent, prefix=".making-"))
-    parent = str(gguf.parent)
     quantization = transformers.GgufConfig(dequantize=True)
     how = {"gguf_file": gguf.name, "dtype": torch.bfloat16, "quantization_config": quantization}
     try:
         with reading(gguf.name, "give a whole file of a family and types that transformers reads"):
-            model = _load_model(parent, **how)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(parent, gguf_file=gguf.name)
+            model = _load_model(gguf.parent, **how)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         with writing(done.parent, "cache"):

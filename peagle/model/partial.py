@@ -8,16 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from peagle.model.describe import read_weights, weight_files
+from peagle.model.describe import read_weights
 from peagle.model.described import below
-from peagle.model.loader import (
-    load_target,
-    locate,
-    read_tokenizer,
-    reading,
-    resolve_device,
-    snapshot,
-)
+from peagle.model.loader import load_target, read_tokenizer, reading, resolve_device, target_folder
 from peagle.model.target import Target
 
 UNCHANGED = (None, "mxfp4")  # quantisations that leave all weights but those of experts as they are
@@ -25,9 +18,9 @@ UNCHANGED = (None, "mxfp4")  # quantisations that leave all weights but those of
 
 def outline(name: str) -> Target:
     """Build the target without its weights. Raises InputError as `load_target` does."""
-    path, revision = locate(name)
+    folder = target_folder(name, ())
     with reading(name):
-        config = AutoConfig.from_pretrained(path, revision=revision)
+        config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.bfloat16)
         if config.get_text_config()._experts_implementation != "eager":
@@ -70,26 +63,19 @@ def load_partial(name: str, *, layers: int = 1, device: str = "cpu") -> Target:
 
     Raises InputError as `load_target` does.
     """
-    path, revision = locate(name)
     made = outline(name)
     needed = _ends(made) | _norms(made)
-    last = tuple(f"{_layers_prefix(made)}{n}." for n in range(made.num_layers)[-layers:])
-
-    def wanted(each: str) -> bool:
-        return each in needed or each.startswith(last)
-
-    weights = dict[str, Tensor]()
-    if folder := snapshot(path, revision, ()):
-        with reading(name):
-            files = weight_files(folder, wanted)
-            folder = snapshot(path, revision, [file.name for file in files]) or folder
-            weights = read_weights(folder, None, wanted)
+    last = [f"{_layers_prefix(made)}{n}." for n in range(made.num_layers)[-layers:]]
+    wanted = (*needed, *last)
+    folder = target_folder(name, wanted)
+    with reading(name):
+        weights = read_weights(folder, None, wanted)
     packing = getattr(made.config, "quantization_config", {}).get("quant_method")
     alike = [each in weights and weights[each].shape == p.shape for each, p in needed.items()]
     if not all(alike) or packing not in UNCHANGED:
         return load_target(name, device=device)
     found = PartialTarget(made, weights, resolve_device(device))
-    found.tokenizer = read_tokenizer(name, path, revision)
+    found.tokenizer = read_tokenizer(name, folder)
     return found
 
 

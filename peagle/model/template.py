@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from peagle.errors import InputError, first_line
-from peagle.model.loader import locate, read_tokenizer
+from peagle.model.loader import read_tokenizer, target_folder
 
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 PLAIN = "plain"  # instead of a file
@@ -20,8 +20,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor
 
 def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a target (folder, hub id, .gguf file, catalog name), without its weights."""
-    path, revision = locate(target)
-    return read_tokenizer(target, path, revision)
+    return read_tokenizer(target, target_folder(target, ()))
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None:

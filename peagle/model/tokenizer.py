@@ -22,21 +22,17 @@ FACTS = (
 VERSIONS = (FACTS, transformers.__version__, tokenizers.__version__)
 
 
-def build_tokenizer(
-    path: str, revision: str | None, config: Described | None
-) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id. One that is made of a folder's tokenizer.json is kept:
-    the next start reads it without its own class. Raises as transformers does."""
-    file = None
-    if (Path(path) / "tokenizer.json").is_file():
-        file = cache_dir() / "tokenizers" / f"{_key(Path(path))}.json"
-        if (kept := _read(file)) is not None:
-            return kept
-    settings = Path(path) / "tokenizer_config.json"
+def build_tokenizer(folder: Path, config: Described | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder. One that is made of a tokenizer.json is kept: the next start reads
+    it without its own class. Raises as transformers does."""
+    file = cache_dir() / "tokenizers" / f"{_key(folder)}.json"
+    if (kept := _read(file)) is not None:
+        return kept
+    settings = folder / "tokenizer_config.json"
     if not settings.is_file() or b'"tokenizer_class"' not in settings.read_bytes():
         config = None  # its own class decides
-    built = transformers.AutoTokenizer.from_pretrained(path, revision=revision, config=config)
-    if file is not None:
+    built = transformers.AutoTokenizer.from_pretrained(folder, config=config)
+    if (folder / "tokenizer.json").is_file():
         _keep(file, built)
     return built
 

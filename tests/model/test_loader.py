@@ -1,6 +1,7 @@
 """From a name to a target: folders, hub ids, names of the catalog, devices."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from peagle.catalog import Entry
-from peagle.model.loader import load_target, locate, resolve_device
+from peagle.model.loader import described_target, load_target, locate, resolve_device, target_folder
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,36 @@ def test_unknown_names(name: str, fix: str) -> None:
     with refused("target") as error:
         locate(name)
     assert error.value.why == "unknown model" and re.search(fix, str(error.value.fix))
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, reachable: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a hub that has owner/name@v1, in files of 10 kB and one that nothing names."""
+    load_target(str(folder)).model.save_pretrained(folder, max_shard_size="10kB")
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    cached = tmp_path / "hub"
+    cached.mkdir()
+
+    def download(hub_id: str, *, revision: str, allow_patterns: list[str], **_: Any) -> str:
+        assert (hub_id, revision) == ("owner/name", "v1")
+        for file in {each for pattern in allow_patterns for each in folder.glob(pattern)}:
+            shutil.copy(file, cached)
+        return str(cached)
+
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", download)
+    return cached
+
+
+def test_a_target_on_the_hub(hub: Path, folder: Path) -> None:
+    """Its weights are those that the index names, and only the wanted ones are downloaded."""
+    assert target_folder("owner/name@v1", ()) == hub
+    assert (hub / "tokenizer.json").is_file() and not list(hub.glob("*.safetensors"))
+    target_folder("owner/name@v1", ("model.norm.", "lm_head."))
+    assert 1 <= len(list(hub.glob("*.safetensors"))) <= 2
+    target = described_target("owner/name@v1")
+    assert target is not None and target.tokenizer is not None
+    assert torch.equal(target.embedding, load_target(str(folder)).embedding)
+    assert not (hub / "consolidated.safetensors").exists()
 
 
 def test_a_tokenizer_of_another_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def not_built(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(folder: Path) -> PreTrainedTokenizerBase:
     """As for described targets."""
     config: Any = SimpleNamespace(**json.loads((folder / "config.json").read_text()))
-    return read_tokenizer("tiny", str(folder), None, config)
+    return read_tokenizer("tiny", folder, config)
 
 
 def streamed(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
