@@ -27,6 +27,13 @@ class InputError(ValueError):
         return f"{line}; {self.fix}" if self.fix else line
 
 
+def check_at_least(minimum: int, **values: float | None) -> None:
+    """Raises InputError for a setting below `minimum`; None is one that is not given."""
+    for name, value in values.items():
+        if value is not None and value < minimum:
+            raise InputError(f"must be at least {minimum}", field=name, value=value)
+
+
 class InputWarning(UserWarning):
     """A valid setting that is probably a mistake; the message gives the reason."""
 

@@ -19,9 +19,10 @@ from peagle.bench.summary import Cell, Result
 from peagle.catalog import model_name
 from peagle.cli import common
 from peagle.cli.measure import print_rows
-from peagle.cli.options import App, Fields, check_at_least, group_with_default, parse_list
+from peagle.cli.options import App, Fields, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
+from peagle.errors import check_at_least
 from peagle.files import check_folder, writing
 
 if TYPE_CHECKING:

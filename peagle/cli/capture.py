@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from peagle.cli import common
-from peagle.cli.options import Fields, check_at_least, with_flags
-from peagle.errors import InputError
+from peagle.cli.options import Fields, with_flags
+from peagle.errors import InputError, check_at_least
 from peagle.files import check_folder
 from peagle.train.capture import CaptureConfig
 

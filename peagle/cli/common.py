@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from peagle.catalog import model_name
-from peagle.cli.options import check_at_least, flag, with_flags
-from peagle.errors import InputError
+from peagle.cli.options import flag, with_flags
+from peagle.errors import InputError, check_at_least
 from peagle.files import unusable
 from peagle.vllm.process import default_engine
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.cli import common
 from peagle.cli.capture import capture
-from peagle.cli.options import App, Fields, check_at_least, with_flags
+from peagle.cli.options import App, Fields, with_flags
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.example import Example
@@ -27,7 +27,7 @@ from peagle.data.regenerate import regenerate as run_regenerate
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError, first_line
+from peagle.errors import InputError, check_at_least, first_line
 from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")

@@ -13,11 +13,11 @@ import typer
 
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
-from peagle.cli.options import App, Fields, check_at_least, given, group_with_default
+from peagle.cli.options import App, Fields, given, group_with_default
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.plan import Choices, DeployFailed, make_plan, profile_flags, resource_name
 from peagle.deploy.sagemaker import Account
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.vllm.flags import flag_options
 
 OF_AN_ACCOUNT = ("role", "weights", "subnets", "security_groups", "kms_key", "token_secret")

@@ -14,10 +14,10 @@ from rich.table import Table
 from peagle.bench.run import environment, report, write_json
 from peagle.bench.summary import Cell, doubt
 from peagle.cli import common
-from peagle.cli.options import App, Fields, check_at_least, parse_list
+from peagle.cli.options import App, Fields, parse_list
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.files import check_folder
 
 eval_app = App()

@@ -136,13 +136,6 @@ def parse_list(text: str, field: str, kind: type[N], minimum: int = 0) -> tuple[
     return parsed
 
 
-def check_at_least(minimum: int, **values: float | None) -> None:
-    """Raises InputError for an option below `minimum`; None is an option not given."""
-    for name, value in values.items():
-        if value is not None and value < minimum:
-            raise InputError(f"must be at least {minimum}", field=name, value=value)
-
-
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as Typer takes it: with options in place of dataclasses."""
     hints = get_type_hints(function, include_extras=True)

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from peagle.cli.common import JsonOption, TargetArgument, console
-from peagle.cli.options import App, Fields, check_at_least
-from peagle.errors import InputError
+from peagle.cli.options import App, Fields
+from peagle.errors import InputError, check_at_least
 from peagle.train.spec import HeadSpec
 
 app = App()

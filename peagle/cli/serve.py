@@ -12,8 +12,8 @@ import typer
 
 from peagle.catalog import model_name
 from peagle.cli import common
-from peagle.cli.options import App, check_at_least, given
-from peagle.errors import InputError
+from peagle.cli.options import App, given
+from peagle.errors import InputError, check_at_least
 
 if TYPE_CHECKING:
     from peagle.vllm.serve import ServeSettings

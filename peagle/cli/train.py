@@ -12,14 +12,14 @@ import typer
 from safetensors import SafetensorError
 
 from peagle.cli import common
-from peagle.cli.options import INTERRUPTED, App, check_at_least, with_flags
+from peagle.cli.options import INTERRUPTED, App, with_flags
 from peagle.cli.settings import ConfigOption, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
 from peagle.data.documents import Documents
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.files import check_folder
 from peagle.heads.load import load_drafter
 from peagle.heads.save import with_provenance

@@ -24,7 +24,7 @@ from peagle.data.records import append, open_to_append, read_back
 from peagle.data.regenerate import answer_turn
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.model.template import apply_template
 
 SENTINEL = "peagleuserturn"
@@ -55,8 +55,7 @@ class SynthConfig:
     template_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise InputError("must be at least 1", field="count", value=self.count)
+        check_at_least(1, count=self.count)
 
 
 class SynthReport(NamedTuple):

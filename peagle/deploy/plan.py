@@ -13,7 +13,7 @@ from peagle.catalog import PARALLEL_METHODS, Entry, PackagedGGUF, did_you_mean
 from peagle.catalog_fields import VllmFlags
 from peagle.deploy.data import Image, facts
 from peagle.deploy.heads import Head, choose, warn
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.vllm import flags
 from peagle.vllm.process import numbers
 
@@ -68,10 +68,7 @@ class Choices:
     max_replicas: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("load", "k", "replicas"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError("must be at least 1", field=name, value=value)
+        check_at_least(1, load=self.load, k=self.k, replicas=self.replicas)
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             why = f"must be at least `replicas` ({self.replicas})"
             raise InputError(why, field="max_replicas", value=self.max_replicas)

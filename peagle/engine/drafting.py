@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 
 if TYPE_CHECKING:
     from peagle.methods.base import Method
@@ -34,9 +34,7 @@ class Drafting:
     ) -> "Drafting":
         """The drafting of an LLM's options, with a head of `method` or without a head. Raises
         InputError for options that exclude each other."""
-        for name, value in {"k": k, "nodes": nodes}.items():
-            if value is not None and value < 1:
-                raise InputError("must be at least 1", field=name, value=value)
+        check_at_least(1, k=k, nodes=nodes)
         if nodes is not None and nodes > MAX_NODES:
             raise InputError(f"must be at most {MAX_NODES}", field="nodes", value=nodes)
         if k is not None and (nodes is not None or lookup):

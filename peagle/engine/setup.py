@@ -13,7 +13,7 @@ from peagle.engine.draft import Proposer
 from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine, Settings
 from peagle.engine.shared import SharedTarget
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputError, InputWarning, check_at_least
 from peagle.methods.keys import default_k
 from peagle.model.attention import HeadShape
 from peagle.model.base_target import BaseTarget
@@ -42,9 +42,7 @@ class Setup:
     kv_tokens: int | None  # None: by free memory
 
     def __post_init__(self) -> None:
-        for name, value in {"max_batch": self.asked_batch, "kv_tokens": self.kv_tokens}.items():
-            if value is not None and value < 1:
-                raise InputError("must be at least 1", field=name, value=value)
+        check_at_least(1, max_batch=self.asked_batch, kv_tokens=self.kv_tokens)
         if self.drafter is None:
             return
         self.target.check_layers(self.drafter.config.feature_layers)

@@ -25,7 +25,7 @@ from peagle.data.captured import (
     write_shard,
 )
 from peagle.data.example import Examples, fingerprint
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
 from peagle.train.passes import run_document
@@ -58,8 +58,7 @@ class CaptureConfig:
         if not 1 <= number <= count:
             value = f"{number}/{count}"
             raise InputError("must be 1/n to n/n", field="part", value=value)
-        if self.shard_bytes < 1:
-            raise InputError("must be above 0", field="shard_bytes", value=self.shard_bytes)
+        check_at_least(1, shard_bytes=self.shard_bytes)
 
 
 class Ids(Sequence[list[int]]):

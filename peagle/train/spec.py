@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import get_args
 
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.methods.registry import DEFAULT, METHODS
 from peagle.model.config import DrafterConfig, Embedding, default_feature_layers
 from peagle.model.layer_config import LayerConfig, head_size
@@ -47,10 +47,8 @@ class HeadSpec:
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("layers", "depths", "draft_vocab"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError("must be at least 1", field=name, value=value)
+        sizes = {"layers": self.layers, "depths": self.depths, "draft_vocab": self.draft_vocab}
+        check_at_least(1, **sizes)
         for name, known in {"method": METHODS, "embedding": get_args(Embedding)}.items():
             value = getattr(self, name)
             if value is not None and value not in known:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from peagle.cli.common import screen
 from peagle.cli.main import _warnings_in_a_line
-from peagle.cli.options import App, Fields, check_at_least, given
+from peagle.cli.options import App, Fields, given
 from peagle.cli.settings import ConfigOption
-from peagle.errors import InputError, InputWarning
+from peagle.errors import InputError, InputWarning, check_at_least
 
 
 @dataclass(frozen=True, slots=True)
