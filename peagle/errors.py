@@ -1,5 +1,6 @@
 """The error and the warning that users see, and texts shortened for them."""
 
+from numbers import Integral
 from pathlib import Path
 
 
@@ -27,11 +28,12 @@ class InputError(ValueError):
         return f"{line}; {self.fix}" if self.fix else line
 
 
-def check_at_least(minimum: int, **values: float | None) -> None:
-    """Raises InputError for a setting below `minimum`; None is one that is not given."""
+def check_at_least(least: int, **values: object) -> None:
+    """Raises InputError for a setting that is no whole number of at least `least`; None is one that
+    is not given."""
     for name, value in values.items():
-        if value is not None and value < minimum:
-            raise InputError(f"must be at least {minimum}", field=name, value=value)
+        if value is not None and not (isinstance(value, Integral) and value >= least):
+            raise InputError(f"must be a whole number of at least {least}", field=name, value=value)
 
 
 class InputWarning(UserWarning):

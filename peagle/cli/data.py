@@ -28,7 +28,8 @@ from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, check_at_least, first_line
-from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
+from peagle.model.loader import load_tokenizer
+from peagle.model.template import check_template, check_template_args, use_template
 
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 PERCENTILES = (0, 10, 50, 90, 99, 100)  # of the lengths of documents

@@ -118,11 +118,6 @@ class HeadKeys:
         raw = self.raw.get(keys.CORRECTION)
         return None if raw is None else CorrectionConfig(raw["rank"], raw["candidates"])
 
-    def parse(self, target_layers: int | None = None) -> DrafterConfig:
-        """The drafter's configuration. Raises InputError for one that is damaged."""
-        with self.naming():
-            return self._parse(target_layers)
-
     @contextmanager
     def naming(self) -> Iterator[None]:
         """Errors of keys that are missing or of another type name the folder."""
@@ -136,26 +131,27 @@ class HeadKeys:
             missing = "missing " if isinstance(error, KeyError) else ""
             raise damaged(self.place, f"config.json: {missing}{first_line(error)}") from error
 
-    def _parse(self, target_layers: int | None) -> DrafterConfig:
-        raw = self.raw
-        sizes = self.sizes
-        layers = self.layers
-        if not layers and target_layers is not None:
-            layers = list(default_feature_layers(target_layers))
-        return DrafterConfig(
-            method=self.method,
-            transformer=LayerConfig.from_json(sizes),
-            feature_layers=tuple(layers),
-            draft_vocab_size=raw.get("draft_vocab_size") or sizes["vocab_size"],
-            target_hidden_size=self.target_width,
-            mask_token_id=next(iter(keys.mask_ids(raw).values()), None),
-            depths=self.depths,
-            embedding=self.native.get("embedding", "full"),
-            logit_scale=sizes.get("logit_scale", 1.0),
-            correction=self.correction,
-            provenance=self.trained,
-            **self.flags,
-        )
+    def parse(self, target_layers: int | None = None) -> DrafterConfig:
+        """The drafter's configuration. Raises InputError for one that is damaged."""
+        with self.naming():
+            sizes = self.sizes
+            layers = self.layers
+            if not layers and target_layers is not None:
+                layers = list(default_feature_layers(target_layers))
+            return DrafterConfig(
+                method=self.method,
+                transformer=LayerConfig.from_json(sizes),
+                feature_layers=tuple(layers),
+                draft_vocab_size=self.raw.get("draft_vocab_size") or sizes["vocab_size"],
+                target_hidden_size=self.target_width,
+                mask_token_id=next(iter(keys.mask_ids(self.raw).values()), None),
+                depths=self.depths,
+                embedding=self.native.get("embedding", "full"),
+                logit_scale=sizes.get("logit_scale", 1.0),
+                correction=self.correction,
+                provenance=self.trained,
+                **self.flags,
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 
 if TYPE_CHECKING:
     from peagle.model.layer_config import LayerConfig
@@ -19,11 +19,8 @@ class CorrectionConfig:
     candidates: int = 32  # tokens of a slot that are scored
 
     def __post_init__(self) -> None:
-        for name in ("rank", "candidates"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                why = "must be a whole number of at least 1"
-                raise InputError(why, field=f"correction.{name}", value=value)
+        sizes = {"correction.rank": self.rank, "correction.candidates": self.candidates}
+        check_at_least(1, **sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,6 @@ class Drafter(nn.Module):
 
     d2t: Tensor
     shared_embedding: Tensor | None
-    correction: Correction | None
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -102,12 +101,11 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList([FirstLayer(sizes, config.norm_before_residual), *others])
         self.norm = norm(sizes.hidden_size)
         hidden = sizes.hidden_size
-        self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
-        self.correction = None
-        if config.correction is not None:
-            self.correction = Correction(config.correction, hidden, config.draft_vocab_size)
+        rows = config.draft_vocab_size  # of the output head
+        self.lm_head = nn.Linear(hidden, rows, bias=False)
+        self.correction = Correction(config.correction, hidden, rows) if config.correction else None
         self.rotary = sizes.rotary()
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("d2t", torch.zeros(rows, dtype=torch.int64))
         self.register_buffer("shared_embedding", None, persistent=False)
         if config.mask_token_id is not None:
             self.mask_hidden = nn.Parameter(torch.zeros(config.feature_width))

@@ -64,8 +64,7 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
     with reading(name):  # transformers asks the hub for a conversion where a model has pickles only
         where = {"revision": revision, "use_safetensors": True}
         model = _load_model(path, dtype=DTYPES.get(dtype, "auto"), **where)
-    tokenizer = read_tokenizer(name, target_folder(name, ()))
-    target = Target(model.to(device), tokenizer, name)
+    target = Target(model.to(device), load_tokenizer(name), name)
     longest = getattr(target.config, "max_position_embeddings", None) or 0
     if target.max_context < longest:
         why = "beyond it LongRoPE has other factors, for all requests together"
@@ -140,6 +139,11 @@ def download(name: str, wanted: list[str], field: str) -> Path:
     except (OSError, ValueError) as error:
         why = first_line(error) if reached() else "not in the cache, and the hub does not answer"
         raise InputError(why, field=field, value=name, fix=NO_HUB) from error
+
+
+def load_tokenizer(target: str) -> transformers.PreTrainedTokenizerBase:
+    """The tokenizer of a target by its name, without its weights. Raises as `read_tokenizer`."""
+    return read_tokenizer(target, target_folder(target, ()))
 
 
 def read_tokenizer(

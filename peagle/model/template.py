@@ -10,17 +10,11 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from peagle.errors import InputError, first_line
-from peagle.model.loader import read_tokenizer, target_folder
 
 NO_ARGS: Mapping[str, Any] = MappingProxyType({})
 PLAIN = "plain"  # instead of a file
 # Texts one after another: what a target without a chat template continues.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-
-
-def load_tokenizer(target: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a target (folder, hub id, .gguf file, catalog name), without its weights."""
-    return read_tokenizer(target, target_folder(target, ()))
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None:

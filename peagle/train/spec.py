@@ -78,17 +78,12 @@ def _transformer_config(target: Target, layers: int) -> LayerConfig:
     by_layer = getattr(target.config, "per_layer_config", None)
     source = target.config if by_layer is None else by_layer[0]  # Gemma-4's layers differ in heads
     kind = "qwen3" if source.model_type.startswith("qwen3") else "llama"
-    values = {key: getattr(source, key, None) for key in SAME_KEYS}
-    same = {key: value for key, value in values.items() if value is not None}
-    rope = same.get("rope_parameters")
+    same = {key: getattr(source, key, None) for key in SAME_KEYS}
+    rope = same["rope_parameters"]
     if not isinstance(rope, dict) or "rope_type" not in rope:  # per-layer-type tables (Gemma)
-        same.pop("rope_parameters", None)
+        same["rope_parameters"] = None
     elif rope.get("partial_rotary_factor", 1.0) != 1.0:  # heads turn all of a key
         same["rope_parameters"] = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    return LayerConfig(
-        model_type=kind,
-        **same,
-        head_dim=head_size(source),
-        num_hidden_layers=layers,
-        vocab_size=target.embedding.shape[0],
-    )
+    sizes = {"num_hidden_layers": layers, "vocab_size": target.embedding.shape[0]}
+    own = {"model_type": kind, "head_dim": head_size(source), **sizes}
+    return LayerConfig.from_json(same | own)

@@ -22,8 +22,8 @@ from peagle.errors import InputError
 from peagle.heads.find import Head, find_head
 from peagle.heads.format import read_keys
 from peagle.model.layer_config import FULL, LayerConfig, head_size
-from peagle.model.loader import locate
-from peagle.model.template import PLAIN, load_tokenizer, use_template
+from peagle.model.loader import load_tokenizer, locate
+from peagle.model.template import PLAIN, use_template
 from peagle.vllm import flags
 from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, target_config
 from peagle.vllm.process import Installed, environment, gpu_memory, look, older

@@ -153,7 +153,7 @@ def test_a_parameter_before_the_star_is_an_argument() -> None:
     ("args", "field", "said"),
     [
         ((), "shop", "--shop: is missing; name a folder of the shop"),
-        (("--spoons", 0), "spoons", "--spoons 0: must be at least 1"),
+        (("--spoons", 0), "spoons", "--spoons 0: must be a whole number of at least 1"),
         (("--layers", "x"), "layers", "--layers 'x': expected whole numbers separated by commas"),
         (("--sugar", -1), "sugar", "--sugar -1.0: must be at least 0; or name --kind, `spoon`"),
         (("--words", ""), "words[1]", "--words[1] '`kind`': must not be empty, as --kind"),

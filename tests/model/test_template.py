@@ -7,7 +7,8 @@ from refusals import refused
 from tiny import make_tokenizer
 
 from peagle.data.chat import encode_documents, prompt_ids
-from peagle.model.template import check_template, check_template_args, load_tokenizer, use_template
+from peagle.model.loader import load_tokenizer
+from peagle.model.template import check_template, check_template_args, use_template
 
 TALK = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}]
 
