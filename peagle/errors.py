@@ -28,7 +28,7 @@ class InputError(ValueError):
         return f"{line}; {self.fix}" if self.fix else line
 
 
-def check_at_least(least: int, **values: object) -> None:
+def check_at_least(least: int, **values: float | None) -> None:
     """Raises InputError for a setting that is no whole number of at least `least`; None is one that
     is not given."""
     for name, value in values.items():

@@ -98,7 +98,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
 OLD_ROPE = ("rope_theta", "rope_scaling")  # of transformers 4; `rope_parameters` replaces them
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
 
 
@@ -134,7 +134,8 @@ class LayerConfig:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        check_at_least(1, **{name: getattr(self, name) for name in COUNTS})
+        counts = {name: getattr(self, name) for name in COUNTS}
+        check_at_least(1, sliding_window=self.sliding_window, **counts)
         if not isinstance(self.rms_norm_eps, float | int):
             raise InputError("must be a number", field="rms_norm_eps", value=self.rms_norm_eps)
         if not isinstance(self.rope_parameters, dict):

@@ -83,7 +83,8 @@ def described_target(
     if found is None:
         return None
     config, end_ids = found
-    weights_dtype = DTYPES.get(str(config.dtype) if dtype == "auto" else dtype)
+    chosen = str(config.dtype) if dtype == "auto" else dtype
+    weights_dtype = DTYPES.get(chosen)
     odd = any(inputs % group for inputs in config.product_inputs)
     if weights_dtype == torch.float16 or odd:
         return None
