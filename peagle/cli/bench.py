@@ -44,7 +44,7 @@ app = App(
 
 @app.command()
 def run(
-    target: common.TargetArgument,
+    target: str,
     *,
     methods: str = "none,eagle3,p-eagle",
     eagle3: str | None = None,

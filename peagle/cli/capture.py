@@ -20,15 +20,15 @@ KEPT = "earlier shards are complete: run the same command to continue"
 
 
 def capture(
-    target: common.TargetArgument,
+    target: str,
     *,
     data: Path,
     config: Annotated[CaptureConfig, Fields("output", "feature_layers", "max_length")],
-    chat_template: common.ChatTemplateOption = None,
-    strict: common.StrictOption = False,
+    chat_template: str | None = None,
+    strict: bool = False,
     shard_mb: float = 512,
     part: str = "1/1",
-    device: common.DeviceOption = "auto",
+    device: str = "auto",
     engine: Literal["transformers", "vllm"] = "transformers",
     tensor_parallel_size: int = 1,
     vllm_python: common.VllmPythonOption = None,

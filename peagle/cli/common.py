@@ -30,39 +30,8 @@ PIPED_WIDTH = 140  # characters
 WRITTEN = "written, run it again to go on"  # records of a data file, after Ctrl-C
 LOG_SECONDS = 30.0  # between lines about progress, where stderr is no terminal
 
-TargetArgument = Annotated[
-    str,
-    "Target model: a folder, a hub id (owner/name@revision), a .gguf file or a catalog name.",
-]
-HeadArgument = Annotated[str, "Draft head: a folder or a hub id (owner/name@revision)."]
-DeviceOption = Annotated[
-    str,
-    "Device to run on: auto, cpu, cuda or cuda:N. Auto is cuda where torch sees a GPU, else cpu.",
-]
-ChatTemplateOption = Annotated[
-    str | None,
-    "Chat template: a Jinja file, or plain, which joins the messages' texts. Default: the target's "
-    "own.",
-    "Model",
-]
-StrictOption = Annotated[
-    bool,
-    "Refuse the first record that cannot be used. Default: at most 5 % of the records are left "
-    "out, with a warning.",
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-EngineOption = Annotated[
-    Literal["auto", "native", "vllm"],
-    "Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a GPU and an "
-    "installed vLLM, else native.",
-]
-VllmPythonOption = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="PEAGLE_VLLM_PYTHON",
-        help="Python interpreter that has vLLM installed. Default: the one that runs peagle.",
-    ),
-]
+VllmPythonOption = Annotated[Path | None, typer.Option(envvar="PEAGLE_VLLM_PYTHON")]
 VLLM_DEVICES = ("auto", "cuda")  # values of --device that vLLM on a GPU serves, too
 LEAVE_OUT = "leave it out, or set `engine` to native"
 # Options of the native engine only: why vLLM has none, and what to do with vLLM.
@@ -76,7 +45,6 @@ NOT_VLLMS = {
     "max_queue": ("has no limit of waiting requests", LEAVE_OUT),
     "max_seconds": ("has no limit of time", LEAVE_OUT),
 }
-ForceOption = Annotated[bool, "Accept a head trained for another target of the same sizes."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +76,10 @@ class ModelOptions:
     k: int | None = None
     nodes: int | None = None
     no_lookup: bool = False
-    force: ForceOption = False
+    force: bool = False
     dtype: str = "auto"
-    chat_template: ChatTemplateOption = None
-    device: DeviceOption = "auto"
+    chat_template: str | None = None
+    device: str = "auto"
     quantize: str | None = None
 
     @property

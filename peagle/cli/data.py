@@ -35,28 +35,22 @@ app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 PERCENTILES = (0, 10, 50, 90, 99, 100)  # of the lengths of documents
 MAX_REASONS = 5  # records that cannot be used, shown by `data show`
 MODEL = Fields("head", "chat_template", "dtype", "device")
-TemplateArgsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--chat-template-arg",
-        metavar="NAME=VALUE",
-        help="Argument of the chat template, such as enable_thinking=false; repeat the option for "
-        "several arguments.",
-    ),
-]
-OutputOption = Annotated[Path, "JSONL file to append to; records that it holds are not made again."]
+TemplateArgsOption = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")]
 
 
 @app.command()
 def synth(
-    target: common.TargetArgument,
+    target: str,
     *,
-    output: OutputOption,
+    output: Path,
     config: Annotated[SynthConfig, Fields("count", "max_tokens", "seed", "system")],
     chat_template_arg: TemplateArgsOption = None,
     model: Annotated[common.ModelOptions, MODEL],
 ) -> None:
-    """Let the target write prompts and answer them: training data without any prompts of yours."""
+    """Let the target write prompts and answer them: training data without any prompts of yours.
+
+    output: JSONL file to append to; records that it holds are not made again.
+    """
     check_at_least(1, max_tokens=config.max_tokens)
     args = template_args(chat_template_arg or [])
     config = replace(config, template_args=args)
@@ -72,10 +66,10 @@ def synth(
 
 @app.command()
 def regenerate(
-    target: common.TargetArgument,
+    target: str,
     *,
     prompts: list[str],
-    output: OutputOption,
+    output: Path,
     url: list[str] | None = None,
     model: str | None = None,
     workers: int = 8,
@@ -83,7 +77,7 @@ def regenerate(
     limit: int | None = None,
     sampling: Annotated[SamplingParams, Fields("temperature", "top_p", seed=0, max_tokens=512)],
     system: str | None = None,
-    strict: common.StrictOption = False,
+    strict: bool = False,
     chat_template_arg: TemplateArgsOption = None,
     options: Annotated[common.ModelOptions, MODEL],
 ) -> None:
@@ -93,6 +87,7 @@ def regenerate(
         of the hub, as owner/name, owner/name/config or owner/name/config/split. Repeat the option
         for several; with weights, as NAME=2, each next prompt is drawn by them (and by --seed),
         until that source has no more.
+    output: JSONL file to append to; records that it holds are not made again.
     url: Base URL of an OpenAI-compatible server (`vllm serve`), as http://host:8000/v1; repeat the
         option for several servers. Default: the engine in this process.
     model: Model name at --url. Default: the only model there.
@@ -180,19 +175,20 @@ app.command()(capture)
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="JSONL file of answers or conversations.")],
+    file: Path,
     *,
     target: str,
     record: int | None = None,
     max_length: int | None = None,
-    chat_template: common.ChatTemplateOption = None,
+    chat_template: str | None = None,
     as_json: common.JsonOption = False,
 ) -> None:
     """Summarise a data file; with --record, show which tokens of a record are trained on.
 
+    file: JSONL file of answers or conversations.
     target: Target model whose tokenizer and chat template are used.
     record: Number of the record whose tokens are shown, from 1. Default: a summary.
-    max_length: Maximum length of a document in tokens, as `train` has it. Default: none.
+    max_length: Maximum length of a document in tokens, as `peagle train` has it. Default: none.
     """
     common.existing_file(file, "file")
     check_at_least(1, record=record)

@@ -27,15 +27,8 @@ ONLY_AT = {  # options that do nothing at other places
     "kubernetes": ("namespace", "form", *ELSEWHERE),
     "sagemaker": ("instance_type", *OF_AN_ACCOUNT, *ELSEWHERE),
 }
-Name = Annotated[str, "Name of the model: a catalog name or a hub id (owner/name@revision)."]
-FormOption = Annotated[
-    str | None,
-    typer.Option(
-        "--as",
-        help="Form, with --to kubernetes: stack (values of vLLM's production-stack chart), kserve "
-        "or manifests. Default: stack; manifests for the native engine.",
-    ),
-]
+REGIONS = ["AWS_REGION", "AWS_DEFAULT_REGION"]  # environment variables
+API_KEYS = ["PEAGLE_API_KEY", "VLLM_API_KEY"]
 _report = partial(typer.echo, err=True)
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
@@ -45,15 +38,11 @@ class Where:
     """The place of a deployment.
 
     to: Place to deploy to: local, kubernetes or sagemaker.
+    region: AWS region, with `to` sagemaker.
     """
 
     to: Literal["local", "kubernetes", "sagemaker"]
-    region: Annotated[
-        str | None,
-        typer.Option(
-            envvar=["AWS_REGION", "AWS_DEFAULT_REGION"], help="AWS region, with --to sagemaker."
-        ),
-    ] = None
+    region: Annotated[str | None, typer.Option(envvar=REGIONS)] = None
 
 
 @app.callback()
@@ -64,11 +53,11 @@ def deploy() -> None:
 @app.command()
 def start(
     context: typer.Context,
-    name: Name,
+    name: str,
     *,
     where: Where,
     namespace: str = "default",
-    form: FormOption = None,
+    form: Annotated[str | None, typer.Option("--as")] = None,
     choices: Choices,
     dry_run: bool = False,
     yes: bool = False,
@@ -80,6 +69,8 @@ def start(
     takes: --yes runs them. --to sagemaker applies a CloudFormation stack.
 
     namespace: Namespace, with --to kubernetes.
+    form: Form, with --to kubernetes: stack (values of vLLM's production-stack chart), kserve or
+        manifests. Default: stack; manifests for the native engine.
     dry_run: Print what would be sent or run, and do nothing.
     yes: Run the printed command; on SageMaker, do not ask for confirmation.
     """
@@ -110,7 +101,7 @@ def start(
 
 
 @app.command()
-def delete(name: Name, *, where: Where, yes: bool = False) -> None:
+def delete(name: str, *, where: Where, yes: bool = False) -> None:
     """Stop a model on SageMaker and remove all that was made for it.
 
     yes: Do not ask for confirmation.
@@ -123,22 +114,20 @@ def delete(name: Name, *, where: Where, yes: bool = False) -> None:
 
 @app.command()
 def invoke(
-    name: Name,
+    name: str,
     *,
     where: Where,
     prompt: str = "Name three colours.",
     max_tokens: int = 256,
     url: str = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar=["PEAGLE_API_KEY", "VLLM_API_KEY"], help="API key of the server."),
-    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar=API_KEYS)] = None,
 ) -> None:
     """Ask a running model: prints its answer as it comes, tokens a second and acceptance.
 
     prompt: Question to ask.
     max_tokens: Maximum number of tokens of the answer.
     url: Address of the server, not with --to sagemaker. On Kubernetes, forward a port first.
+    api_key: API key of the server.
     """
     from peagle.deploy.invoke import acceptance, ask, drafted, over_http, question
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peagle.cli import common
-from peagle.cli.options import App, Fields
+from peagle.cli.options import Fields
 from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Chunk
 from peagle.engine.tree import Draft
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from peagle.engine.llm import LLM
     from peagle.engine.run import Run
 
-app = App()
-chat_app = App()
 LEGEND = "each line is a node: token, chance that its whole path is accepted, source; ✓ accepted"
 ALONE = "no drafts: the target decodes alone"
 
@@ -34,9 +32,8 @@ SAMPLING = Fields(
 )  # fmt: skip
 
 
-@app.command()
 def generate(
-    target: common.TargetArgument,
+    target: str,
     prompt: str,
     *,
     model: common.ModelOptions,
@@ -82,9 +79,8 @@ def generate(
     _show_answer(llm, run, model, chunks)
 
 
-@chat_app.command()
 def chat(
-    target: common.TargetArgument,
+    target: str,
     model: common.ModelOptions,
     sampling: Annotated[SamplingParams, CHAT_SAMPLING],
 ) -> None:

@@ -13,43 +13,46 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.options import INTERRUPTED, with_flags
+from peagle.cli.options import INTERRUPTED, App, read_texts, with_flags
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
-# command → (module:app below peagle.cli, panel of --help, help). A module is imported when its
-# command runs, so that `peagle --version` and `--help` do not wait for torch.
+# command → (module:function or module:group below peagle.cli, panel of --help, help). A module is
+# imported when its command runs, so that `peagle --version` and `--help` do not wait for torch.
 COMMANDS = {
-    "demo": ("measure:demo_app", "Run", "Decode prompts alone, with EAGLE-3 and with P-EAGLE."),
-    "generate": ("generate:app", "Run", "Complete a prompt, streaming."),
-    "chat": ("generate:chat_app", "Run", "Chat with a model in the terminal."),
-    "serve": ("serve:app", "Run", "Serve a model by OpenAI's API, with a console."),
+    "demo": ("measure:demo", "Run", "Decode prompts alone, with EAGLE-3 and with P-EAGLE."),
+    "generate": ("generate:generate", "Run", "Complete a prompt, streaming."),
+    "chat": ("generate:chat", "Run", "Chat with a model in the terminal."),
+    "serve": ("serve:serve", "Run", "Serve a model by OpenAI's API, with a console."),
     "catalog": ("models:catalog_app", "Run", "List the models known by name, and their heads."),
-    "eval": ("measure:eval_app", "Measure", "Measure a head's acceptance length on your prompts."),
+    "eval": ("measure:evaluate", "Measure", "Measure a head's acceptance length on your prompts."),
     "bench": ("bench:app", "Measure", "Measure throughput, latency and acceptance under load."),
-    "doctor": ("models:doctor_app", "Measure", "Check a head, or how a model runs here."),
-    "train": ("train:app", "Train", "Train a draft head for a model."),
+    "doctor": ("models:doctor", "Measure", "Check a head, or how a model runs here."),
+    "train": ("train:train", "Train", "Train a draft head for a model."),
     "data": ("data:app", "Train", "Make training data, and inspect it."),
-    "plan": ("plan:app", "Train", "Estimate memory, disk and hours of training a head."),
+    "plan": ("plan:plan", "Train", "Estimate memory, disk and hours of training a head."),
     "deploy": ("deploy:app", "Deploy", "Serve a model here, on Kubernetes or on SageMaker."),
-    "export": ("models:export_app", "Deploy", "Write a head for vLLM or for speculators."),
+    "export": ("models:export", "Deploy", "Write a head for vLLM or for speculators."),
 }
-HERE = Path(__file__).parent
 
 
 def load_command(name: str) -> Any:
     """Import a command's module, and build the click command."""
-    return typer.main.get_command(resolve_name(f"peagle.cli.{COMMANDS[name][0]}"))
+    group = found = resolve_name(f"peagle.cli.{COMMANDS[name][0]}")
+    if not isinstance(found, App):
+        group = App()
+        group.command(name)(found)  # a group of one command is that command
+    return typer.main.get_command(group)
 
 
 def first_screen() -> str:
     """The text that `peagle` without a command prints: the commands that most people need first."""
-    return (HERE / "first_screen.txt").read_text()
+    return Path(__file__).with_name("first_screen.txt").read_text()
 
 
 def check_gone(command: str, *arguments: str) -> None:
     """Raise InputError for a removed command or option, with what does it now."""
-    gone = dict(line.split(": ", 1) for line in (HERE / "gone.txt").read_text().splitlines())
+    gone = read_texts("gone.txt")
     options = [f"{command} {argument.partition('=')[0]}" for argument in arguments]
     for name in (command, *options):
         if name in gone:

@@ -14,14 +14,12 @@ from rich.table import Table
 from peagle.bench.run import environment, report, write_json
 from peagle.bench.summary import Cell, doubt
 from peagle.cli import common
-from peagle.cli.options import App, Fields, parse_list
+from peagle.cli.options import Fields, parse_list
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, check_at_least
 from peagle.files import check_folder
 
-eval_app = App()
-demo_app = App()
 CHAINS = "3,7"
 MODEL = Fields(
     "head", "method", "no_lookup", "chat_template", "dtype", "device", "quantize", "force"
@@ -49,9 +47,8 @@ COLUMNS = {  # heading: a field of the row, and its form; others are shown as th
 }
 
 
-@eval_app.command("eval")
 def evaluate(
-    target: common.TargetArgument,
+    target: str,
     *,
     dataset: Path,
     k: str | None = None,
@@ -110,7 +107,6 @@ def evaluate(
         common.console.print(judged["sentence"])
 
 
-@demo_app.command()
 def demo(
     *,
     prompts: int = 8,

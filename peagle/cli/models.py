@@ -16,8 +16,6 @@ from peagle.errors import InputError
 from peagle.files import check_folder, writing
 
 catalog_app = App()
-doctor_app = App()
-export_app = App()
 COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow", "skipped": "dim"}
 
 
@@ -73,15 +71,14 @@ def _filled(value: Any) -> Any:
     return list(map(_filled, value)) if isinstance(value, tuple) else value
 
 
-@doctor_app.command()
 def doctor(
-    head: common.HeadArgument,
+    head: str,
     target: str | None = None,
     *,
-    chat_template: common.ChatTemplateOption = None,
+    chat_template: str | None = None,
     dtype: str = "float32",
-    device: common.DeviceOption = "auto",
-    force: common.ForceOption = False,
+    device: str = "auto",
+    force: bool = False,
     as_json: common.JsonOption = False,
 ) -> None:
     """Check a head with its target: files, layers, mask token, features, logits, and what the
@@ -145,15 +142,14 @@ def _show_outlook(name: str, device: str, as_json: bool) -> None:
             common.print_table(table)
 
 
-@export_app.command()
 def export(
-    head: common.HeadArgument,
+    head: str,
     output: Path,
     *,
     to: Literal["vllm", "speculators"],
     target: str | None = None,
-    chat_template: common.ChatTemplateOption = None,
-    force: common.ForceOption = False,
+    chat_template: str | None = None,
+    force: bool = False,
 ) -> None:
     """Write a head in a format that vLLM serves, with the target's embedding where needed.
 

@@ -4,18 +4,20 @@ A parameter's type, its line of help and its default are an option's, or an argu
 be given by its place (before `*`). Help is in the command's
 docstring, in lines `name: A sentence.`; a longer one goes on indented. A parameter whose type is a
 dataclass stands for an option for each of its fields, with their help in the dataclass's docstring.
-A line `Panel:` in either begins a panel of --help. A type that commands share has its help with it:
-`Annotated[int, "A sentence.", "Panel"]`.
+A line `Panel:` in either begins a panel of --help. An option without help there has that of
+help.txt. `Annotated` adds settings of Typer, such as the name of an environment variable.
 """
 
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from itertools import pairwise
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,6 +29,7 @@ from peagle.errors import InputError
 FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
 ALONE = "[always|auto|never]"  # values of an option that may be given alone, as always
 N = TypeVar("N", int, float)
+Help = tuple[str, str | None]  # of an option: its text, "" for none, and its panel
 INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 RUNNING = ContextVar[TyperCommand | None]("the command that runs", default=None)
 
@@ -98,6 +101,13 @@ def group_with_default(command: str) -> type[TyperGroup]:
     return Group
 
 
+@cache
+def read_texts(name: str) -> dict[str, str]:
+    """The lines `name: text` of a file in this folder."""
+    file = Path(__file__).with_name(name)
+    return dict(line.split(": ", 1) for line in file.read_text().splitlines())
+
+
 def with_flags(text: str) -> str:
     """The text with the flags of the running command in place of fields in backticks."""
     flags = _flags()
@@ -139,20 +149,18 @@ def parse_list(text: str, field: str, kind: type[N], minimum: int = 0) -> tuple[
 def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as Typer takes it: with options in place of dataclasses."""
     hints = get_type_hints(function, include_extras=True)
-    texts = documented(function)
+    own_help = documented(function)
     groups = dict[str, tuple[type, list[str]]]()
     options = list[Parameter]()
     for name, parameter in signature(function).parameters.items():
-        kind, chosen, _ = _plain(hints[name])
+        kind, note = _plain(hints[name])
         if isinstance(kind, type) and is_dataclass(kind):
-            if not isinstance(chosen, Fields):
-                chosen = Fields(*(field.name for field in fields(kind)))
-            members = _members(kind, chosen)
+            members = _members(kind, note or Fields(*(field.name for field in fields(kind))))
             groups[name] = kind, [member.name for member in members]
             options += members
         else:
-            hint = Annotated[hints[name], *texts[name]] if name in texts else hints[name]
-            options.append(_option(name, hint, parameter.default, parameter.kind))
+            about = own_help.get(name) or _shared_help(name)
+            options.append(_option(name, hints[name], about, parameter.default, parameter.kind))
 
     @wraps(function)
     def run(**values: Any) -> Any:
@@ -162,9 +170,9 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
             values[name] = _build(kind, {field: values.pop(field) for field in names})
         return function(**values)
 
-    first, (_, panel) = next(iter(texts.items()), (None, (None, None)))
-    about = cleandoc(function.__doc__ or "").split(f"\n{first}: ")[0]
-    run.__doc__ = about.removesuffix(f"\n{panel}:").rstrip()
+    first, (_, panel) = next(iter(own_help.items()), (None, (None, None)))
+    text = cleandoc(function.__doc__ or "").split(f"\n{first}: ")[0]
+    run.__doc__ = text.removesuffix(f"\n{panel}:").rstrip()
     run.__signature__ = Signature(options)  # type: ignore[attr-defined]
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
@@ -178,39 +186,32 @@ def optional(hint: Any) -> tuple[Any, bool]:
     return kind, True
 
 
-def _plain(hint: Any) -> tuple[Any, Any, list[Any]]:
-    """A type without its annotation; its help or Typer's option; and its panel, if any."""
-    if get_origin(hint) is not Annotated:
-        return hint, None, []
-    kind, note, *panel = get_args(hint)
-    return kind, note, panel
+def _plain(hint: Any) -> tuple[Any, Any]:
+    """A type without its annotation, and that: `Fields`, or settings of Typer; None for none."""
+    return get_args(hint) if get_origin(hint) is Annotated else (hint, None)
 
 
 def _members(kind: type, chosen: Fields) -> list[Parameter]:
     """Options for the fields of a dataclass; whether a required one is there is seen later."""
     hints = get_type_hints(kind, include_extras=True)
-    texts = documented(kind)
+    own_help = documented(kind)
     options = []
     panel = None
     for field in fields(kind):
-        text, panel = texts.get(field.name, (None, panel))  # None: annotated already
+        text, panel = own_help.get(field.name) or (_shared_help(field.name)[0], panel)
         if field.name not in chosen.names:
             continue
-        hint = hints[field.name]
         default = chosen.defaults.get(field.name, field.default)
         if default is MISSING:
             text = f"{text} Required."
             default = None
-        if text is not None:
-            hint = Annotated[hint, text]
-        hint = Annotated[hint, panel]
-        options.append(_option(field.name, hint, default))
+        options.append(_option(field.name, hints[field.name], (text, panel), default))
     return options
 
 
-def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
-    """Help and panel of each field in a dataclass's docstring, or option in a command's."""
-    found = dict[str, tuple[str, str | None]]()
+def documented(kind: Callable[..., Any]) -> dict[str, Help]:
+    """Help of each field in a dataclass's docstring, or option in a command's."""
+    found = dict[str, Help]()
     name = ""
     panel = None
     for line in cleandoc(kind.__doc__ or "").splitlines():
@@ -226,18 +227,26 @@ def documented(kind: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
     return found
 
 
+def _shared_help(name: str) -> Help:
+    """Help of an option that several commands have."""
+    return read_texts("help.txt").get(name, ""), None
+
+
 def _option(
-    name: str, hint: Any, default: Any, parameter: Any = Parameter.KEYWORD_ONLY
+    name: str, hint: Any, about: Help, default: Any, parameter: Any = Parameter.KEYWORD_ONLY
 ) -> Parameter:
-    """A parameter as Typer takes it; one with an option of Typer is unchanged."""
-    kind, note, panel = _plain(hint)
-    if isinstance(note, str) and parameter is not Parameter.KEYWORD_ONLY:
-        hint = Annotated[kind, typer.Argument(help=note, show_default=False)]
-    elif isinstance(note, str):
-        kind, spelling, settings = _typed(kind, flag(name), default)
-        text = FIELD.sub(lambda found: flag(found[1]), note)
-        settings["rich_help_panel"] = panel[0] if panel else None
-        hint = Annotated[kind, typer.Option(spelling, help=text, **settings)]
+    """A parameter as Typer takes it, with its help; one without help is unchanged."""
+    kind, settings = _plain(hint)
+    text, panel = about
+    if text:
+        if parameter is not Parameter.KEYWORD_ONLY:
+            settings = settings or typer.Argument(show_default=False)
+        elif settings is None:
+            kind, settings = _typed(kind, flag(name), default)
+        settings = copy(settings)
+        settings.help = FIELD.sub(lambda found: flag(found[1]), text)
+        settings.rich_help_panel = panel or settings.rich_help_panel
+        hint = Annotated[kind, settings]
     if default == ():
         default = []
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
@@ -248,19 +257,19 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _typed(kind: Any, name: str, default: object) -> tuple[Any, str, dict[str, Any]]:
-    """The type as Typer takes it, the flag, and further settings of an option."""
+def _typed(kind: Any, name: str, default: object) -> tuple[Any, Any]:
+    """The type as Typer takes it, and the settings of an option of that type."""
     bare, is_optional = optional(kind)
     if bare is bool and default is not False:
-        return kind, f"{name}/--no-{name.removeprefix('--')}", {}
+        return kind, typer.Option(f"{name}/--no-{name.removeprefix('--')}")
     if bare is int and is_optional:
-        return kind, name, {"parser": _whole_or_auto}
+        return kind, typer.Option(name, parser=_whole_or_auto)
     if get_origin(bare) is tuple and get_args(bare)[0] is str:
         kind = list[str]
     elif get_origin(bare) in (tuple, Literal):
         kind = str | None if is_optional else str
     alone = get_origin(bare) is Literal and "always" in get_args(bare)
-    return kind, name, {"metavar": ALONE} if alone else {}
+    return kind, typer.Option(name, metavar=ALONE if alone else None)
 
 
 def _whole_or_auto(text: str | int) -> int | None:

@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from peagle.cli.common import JsonOption, TargetArgument, console
-from peagle.cli.options import App, Fields
+from peagle.cli.common import JsonOption, console
+from peagle.cli.options import Fields
 from peagle.errors import InputError, check_at_least
 from peagle.train.spec import HeadSpec
-
-app = App()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,8 @@ class Training:
             raise InputError(why, field="answered", value=self.answered)
 
 
-@app.command()
 def plan(
-    target: TargetArgument,
+    target: str,
     *,
     training: Training,
     head: Annotated[HeadSpec, Fields("method", "layers", "depths", "draft_vocab")],

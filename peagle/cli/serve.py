@@ -6,38 +6,23 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from peagle.catalog import model_name
 from peagle.cli import common
-from peagle.cli.options import App, given
+from peagle.cli.options import given
 from peagle.errors import InputError, check_at_least
 
 if TYPE_CHECKING:
     from peagle.vllm.serve import ServeSettings
 
-app = App()
 PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 # These are checked here; of a flag given twice, vLLM takes the last.
 OPTIONS_OF_SERVE = ("host", "port", "api-key", "model")
-VllmFlags = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[-- VLLM_FLAGS...]",
-        help="Flags of `vllm serve`, passed on unchanged; only with vllm as the engine.",
-        show_default=False,
-    ),
-]
-ApiKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PEAGLE_API_KEY",
-        help="API key that every request must carry as a bearer token. Default: no key is needed.",
-    ),
-]
+VLLM_FLAGS = typer.Argument(metavar="[-- VLLM_FLAGS...]", show_default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +67,17 @@ class Serving:
         typer.echo("\n".join(self.lines()))
 
 
-@app.command()
 def serve(
     context: typer.Context,
-    target: common.TargetArgument,
-    vllm_flags: VllmFlags = None,
+    target: str,
+    vllm_flags: Annotated[list[str] | None, VLLM_FLAGS] = None,
     *,
-    engine: common.EngineOption = "auto",
+    engine: Literal["auto", "native", "vllm"] = "auto",
     vllm_python: common.VllmPythonOption = None,
     options: common.ModelOptions,
     host: str = "127.0.0.1",
     port: int = 8000,
-    api_key: ApiKeyOption = None,
+    api_key: Annotated[str | None, typer.Option(envvar="PEAGLE_API_KEY")] = None,
     allow_no_key: bool = False,
     allowed_hosts: list[str] | None = None,
     max_batch: int | None = None,
@@ -106,8 +90,12 @@ def serve(
 
     SIGTERM or Ctrl-C lets running requests finish; a second one cancels them.
 
+    vllm_flags: Flags of `vllm serve`, passed on unchanged; only with vllm as the engine.
+    engine: Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a GPU
+        and an installed vLLM, else native.
     host: IP address or host name to listen on. Other than loopback addresses need --api-key.
     port: TCP port to listen on; 0 selects a free port.
+    api_key: API key that every request must carry as a bearer token. Default: no key is needed.
     allow_no_key: Listen on an address that other machines reach without an API key.
     allowed_hosts: Host name that requests without an API key may be addressed to, besides this
         machine's own; * allows every name. Repeat the option for several names.

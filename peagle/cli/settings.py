@@ -58,23 +58,7 @@ def _typed(context: typer.Context, option: Any, value: object) -> object:
         raise InputError(error.message, field=option.name, value=value) from error
 
 
-RecipeOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Settings to begin with: paper, those of the P-EAGLE paper; --config and options take "
-        "precedence. Default: each option's own.",
-        rich_help_panel="Recipe",
-        callback=_from_recipe,
-        is_eager=True,
-    ),
-]
+RecipeOption = Annotated[str | None, typer.Option(callback=_from_recipe, is_eager=True)]
 ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="YAML file with settings of the same names; options take precedence.",
-        rich_help_panel="Recipe",
-        callback=_from_file,
-        is_eager=True,
-        expose_value=False,
-    ),
+    Path | None, typer.Option(callback=_from_file, is_eager=True, expose_value=False)
 ]

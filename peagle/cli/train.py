@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
 from safetensors import SafetensorError
 
 from peagle.cli import common
-from peagle.cli.options import INTERRUPTED, App, with_flags
+from peagle.cli.options import INTERRUPTED, with_flags
 from peagle.cli.settings import ConfigOption, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
@@ -34,10 +34,9 @@ from peagle.train.resume import start_from_here
 from peagle.train.spec import HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import States, Trainer
-from peagle.train.walk import HELD_OUT, Walk, acceptance, hold_out
+from peagle.train.walk import Walk, acceptance, hold_out
 from peagle.train.warm_start import SAMPLE, new_drafter, with_correction, with_norms
 
-app = App()
 SYNTH = [Path("synth")]  # the data that the target writes
 SYNTH_TOKENS = 256  # maximum tokens of a written answer
 MIN_SYNTH_RECORDS = 20
@@ -53,6 +52,10 @@ class Start:
     data: Training data: a JSONL file (plain or .gz), a captured folder, or synth, which has the
         target write it; repeat the option for several files or folders. Required here or in
         --config.
+    max_length: Maximum length of a document in tokens, at most the target's context; the rest is
+        cut. Default: 1024.
+    held_out: JSONL file of the target's answers to measure the acceptance length on. Default: 64
+        documents of the training data, at most a tenth, which are then not trained on.
 
     Head:
     init_from: Head to start from, a folder or hub id. Default: a new head made from the target's
@@ -66,53 +69,48 @@ class Start:
     """
 
     data: tuple[str, ...] = ()
+    max_length: int | None = None
+    held_out: Path | None = None
+    strict: bool = False
     init_from: str | None = None
     correction: Literal["frozen", "joint"] | None = None
     resume: Literal["never", "always", "auto"] = "never"
 
     def __post_init__(self) -> None:
+        if not self.data:
+            raise InputError("is missing", field="data", fix="name a JSONL file of answers")
+        if self.held_out is not None:
+            common.existing_file(self.held_out, "held_out")
         if self.correction == "frozen" and self.init_from is None:
             fix = "name it with `init_from`"
             raise InputError("needs a head", field="correction", value="frozen", fix=fix)
 
 
-@app.command()
 def train(
-    target: common.TargetArgument,
+    target: str,
     *,
     start: Start,
     training: TrainConfig,
     head: HeadSpec,
-    max_length: Annotated[
-        int | None,
-        "Maximum length of a document in tokens, at most the target's context; the rest is cut. "
-        f"Default: {MAX_LENGTH}.",
-        "Data",
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        "JSONL file of the target's answers to measure the acceptance length on. Default: "
-        f"{HELD_OUT} documents of the training data, at most a tenth, which are then not trained "
-        "on.",
-        "Data",
-    ] = None,
-    strict: Annotated[common.StrictOption, "Data"] = False,
-    chat_template: common.ChatTemplateOption = None,
+    chat_template: Annotated[str | None, typer.Option(rich_help_panel="Model")] = None,
     recipe: RecipeOption = None,
     config: ConfigOption = None,  # the other options' defaults by now
-    device: Annotated[common.DeviceOption, "Machine"] = "auto",
+    device: Annotated[str, typer.Option(rich_help_panel="Machine")] = "auto",
 ) -> None:
-    """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly."""
+    """Train a draft head. Ctrl-C leaves a checkpoint that --resume continues exactly.
+
+    Recipe:
+    recipe: Settings to begin with: paper, those of the P-EAGLE paper; --config and options take
+        precedence. Default: each option's own.
+    config: YAML file with settings of the same names; options take precedence.
+    """
     data = [Path(source) for source in start.data]
-    if not data:
-        raise InputError("is missing", field="data", fix="name a JSONL file of answers")
     captured = Captures(data) if any(source.is_dir() for source in data) else None
     synthetic = data == SYNTH
     if captured is None and not synthetic:
         for source in data:
             common.existing_file(source, "data")
-    measured_on = None if held_out is None else common.existing_file(held_out, "held_out")
-    max_length = _max_length(max_length, captured, recipe)
+    max_length = _max_length(start.max_length, captured, recipe)
     there = bool(checkpoints(training.output))
     if there and start.resume == "never":
         fix = "add `resume`, or name a new folder"
@@ -126,7 +124,7 @@ def train(
     device = resolve_device(device)
     if device == "cuda":  # one for each process, where torchrun started several
         device = resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    if captured is not None and measured_on is None:
+    if captured is not None and start.held_out is None:
         unrun = head.layers or METHODS[head.method].layers
         model = common.open_target(target, chat_template, device=device, unrun=unrun)
     else:
@@ -136,52 +134,41 @@ def train(
     head = _tapped(head, model, captured, recipe)
     if captured is None:
         files = [_synthesize(model, training)] if synthetic else data
-        examples = _read(files, model, max_length, strict)
+        examples = _read(files, model, max_length, start.strict)
     else:
         captured.check(model, head.feature_layers)
         captured.verify()
         examples = captured
-    drafter = _drafter(start, model, head, examples, training.seed, captured)
+    drafter = _drafter(start, model, head, examples, training.seed)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
-    examples, states, walk = _split(examples, captured, model, measured_on, strict)
+    examples, measured = _split(start, examples, model)
+    walk = Walk(model, measured, _states(measured))
     measure = partial(acceptance, walk) if walk.documents else None
     if measure is None:
         common.screen.print(
             "too few documents to keep some from training: acceptance is not measured"
         )
+    states = _states(examples)
     trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
     goes_on = start.resume == "always" or (start.resume == "auto" and there)
     (continue_run if goes_on else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
 
 
-class _Split(NamedTuple):
-    """Documents to train on, what was captured of them, and documents to measure on."""
-
-    examples: Documents[Any]
-    states: States | None
-    walk: Walk
-
-
 def _split(
-    examples: Documents[Any],
-    captured: Captures | None,
-    target: Target,
-    measured_on: Path | None,
-    strict: bool,
-) -> _Split:
-    """Hold documents out of the data, unless a file to measure on is named."""
-
-    def states(numbers: Sequence[int]) -> States | None:
-        return None if captured is None else captured.only(numbers).output
-
-    if measured_on is not None:
-        read = _read([measured_on], target, target.max_context, strict)
-        return _Split(examples, states(range(len(examples))), Walk(target, read))
+    start: Start, examples: Documents[Any], target: Target
+) -> tuple[Documents[Any], Documents[Any]]:
+    """Documents to train on, and to measure on: held out, unless a file of them is named."""
+    if start.held_out is not None:
+        return examples, _read([start.held_out], target, target.max_context, start.strict)
     train, measured = hold_out(examples)
-    walk = Walk(target, examples.only(measured), states(measured))
-    return _Split(examples.only(train), states(train), walk)
+    return examples.only(train), examples.only(measured)
+
+
+def _states(documents: Documents[Any]) -> States | None:
+    """The target's output for documents, where it was captured."""
+    return documents.output if isinstance(documents, Captures) else None
 
 
 def _tapped(
@@ -232,12 +219,7 @@ def _synthesize(target: Target, config: TrainConfig) -> Path:
 
 
 def _drafter(
-    start: Start,
-    target: Target,
-    spec: HeadSpec,
-    examples: Documents[Any],
-    seed: int,
-    captured: Captures | None,
+    start: Start, target: Target, spec: HeadSpec, examples: Documents[Any], seed: int
 ) -> Drafter:
     """The head to train: a new one, or a saved one as one that is trained for this target; with a
     correction where that is trained."""
@@ -246,10 +228,10 @@ def _drafter(
         return with_correction(head, frozen=True)
     answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
     features = None
-    if captured is not None:
+    if states := _states(examples):
         sample = range(min(SAMPLE, len(examples)))
         longest = max(sample, key=lambda number: len(examples[number].ids))
-        features = partial(captured.output, [longest], target)
+        features = partial(states, [longest], target)
     if start.init_from:
         drafter = _adopt(load_drafter(start.init_from, target, force=True), target, spec)
         drafter = with_norms(drafter, target, answers, spec, features)

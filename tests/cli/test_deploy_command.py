@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from runner import Words, invoke
 
-from peagle.cli import serve
+from peagle.cli.main import load_command
 from peagle.deploy import sagemaker
 from peagle.deploy.plan import Plan
 from peagle.deploy.sagemaker import Account
@@ -34,7 +33,7 @@ def served(*deploy: object) -> dict[str, Any]:
     """The options that `peagle serve` reads from the line that `deploy --to local` prints."""
     words = shlex.split(invoke("deploy", *deploy, *LOCAL).stdout)
     assert words[:2] == ["peagle", "serve"]
-    return typer.main.get_command(serve.app).make_context("serve", words[2:]).params
+    return load_command("serve").make_context("serve", words[2:]).params
 
 
 def test_local_prints_the_line_of_serve() -> None:

@@ -1,5 +1,6 @@
 """The `peagle` command itself: its entry point, and what it does before any command runs."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,3 +92,5 @@ def test_every_option_is_explained(name: str) -> None:
         assert f"Usage: root {path} [OPTIONS]" in invoke(*path.split(), "--help").stdout
         for parameter in command.params:
             assert parameter.help, f"peagle {path}: {parameter.name}"
+            named = set(re.findall(r"--(\w+)", parameter.help))
+            assert not named & COMMANDS.keys(), "a command is no option"

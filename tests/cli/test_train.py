@@ -7,16 +7,16 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from json_files import read_json
 from runner import SMALL, Words, invoke, metrics, printed
 from tiny import METHODS
-from typer.main import get_command
 
 from peagle.cli import train
+from peagle.cli.main import load_command
+from peagle.cli.options import documented
 from peagle.data.documents import Documents
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
@@ -25,6 +25,7 @@ from peagle.train import warm_start
 from peagle.train.config import TrainConfig
 from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
+from peagle.train.walk import HELD_OUT
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -103,8 +104,7 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
 
     monkeypatch.setattr(train, "_read", read)
     monkeypatch.setattr(train, "_drafter", lambda start, model, spec, *_: specs.append(spec))
-    held_out = SimpleNamespace(documents=[0])
-    monkeypatch.setattr(train, "_split", lambda *_: ([], None, held_out))
+    monkeypatch.setattr(train, "_split", lambda *_: ([], [0]))
     monkeypatch.setattr(train, "Trainer", trainer)
     config = tmp_path / "run.yaml"
     config.write_text("lr: 2e-4\n")
@@ -162,18 +162,24 @@ def test_settings_of_the_schedule_and_the_start(
 
 
 def test_every_setting_is_an_option() -> None:
-    known = {option.name for option in get_command(train.app).params}
+    known = {option.name for option in load_command("train").params}
     fields = (*dataclasses.fields(TrainConfig), *dataclasses.fields(HeadSpec))
     assert {field.name for field in fields} <= known
 
 
 def test_help_is_in_panels_and_plain_words() -> None:
-    options = [each for each in get_command(train.app).params if each.opts[0].startswith("--")]
+    options = [each for each in load_command("train").params if each.opts[0].startswith("--")]
     panels = Counter(each.rich_help_panel for each in options)  # type: ignore[attr-defined]
     assert set(panels) == {"Data", "Run", "Recipe", "Machine", "Head", "Model"}
     assert max(panels.values()) <= 12
     texts = " ".join(each.help for each in options if each.help)  # type: ignore[attr-defined]
     assert not any(word in texts for word in ("COD", "elements", "of vLLM", "r_min"))
+
+
+def test_help_has_the_defaults_that_are_used() -> None:
+    texts = documented(train.Start)
+    assert f"Default: {train.MAX_LENGTH}." in texts["max_length"][0]
+    assert f"Default: {HELD_OUT} documents" in texts["held_out"][0]
 
 
 def test_eagle3_has_one_layer_unless_told(training: Words, tmp_path: Path) -> None:
