@@ -4,7 +4,9 @@ Shapes: N tokens of a sequence, E elements, D drafter hidden, F·E_t target feat
 """
 
 import json
+import os
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
+from peagle.model.partial import outline
 from peagle.model.target import Target
 from peagle.train.config import TrainConfig
 from peagle.train.elements import Elements, sample_elements
@@ -29,58 +32,95 @@ KERNELS = GIB // 10  # bytes: made for every number of rows, and kept
 ALLOCATOR_GAPS = 1.2  # of what a step allocates and frees
 
 
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training to plan.
+
+    tokens: Number of answer tokens to train on.
+    context: Length of a training sequence in tokens.
+    answered: Fraction of the tokens that belong to answers (0 to 1), as `peagle data show` counts
+        it.
+    gpus: Number of GPUs to train on; 0 trains on the CPU.
+    memory: Memory of one device in GiB. Default: this machine's, or 80 for a GPU.
+    segments: Number of passes that a sequence is partitioned into. Default: the fewest that fit in
+        memory.
+    run: Output folder of a short run with these settings, whose throughput gives the hours.
+        Default: hours are not estimated.
+    price: Price of one device for one hour, in any currency. Default: no cost is estimated.
+    """
+
+    tokens: int
+    context: int
+    answered: float = 1.0
+    gpus: int = 0
+    memory: float | None = None
+    segments: int | None = None
+    run: Path | None = None
+    price: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, minimum in {"gpus": 0, "tokens": 1, "segments": 1, "context": 4}.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise InputError(f"must be at least {minimum}", field=name, value=value)
+        if not 0 < self.answered <= 1:
+            why = "must be above 0, at most 1"
+            raise InputError(why, field="answered", value=self.answered)
+
+    @property
+    def room(self) -> int:
+        """Bytes of one device."""
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+        return int((self.memory or (80 if self.gpus else machine)) * GIB)
+
+
 class Plan(NamedTuple):
-    """Memory of one process by part (bytes), and disk and hours of the whole run."""
+    """Memory of one process by part (bytes), and disk, hours and cost of the whole run."""
 
     memory: dict[str, int]
     segments: int
     captured: int  # bytes on disk, bf16, should the features be captured
     hours: float | None  # None: no throughput is known
+    cost: float | None  # None: hours or price are not known
 
     @property
     def total(self) -> int:
         return sum(self.memory.values())
 
 
-def plan(  # noqa: PLR0913 (what decides)
-    target: Target,
-    spec: HeadSpec,
-    *,
-    tokens: int,
-    context: int,
-    segments: int | None,
-    room: float,  # bytes of the device
-    device: str,
-    answered: float = 1.0,  # share of the tokens that are answers, 1: the most memory
-    processes: int = 1,
-    rate: float | None = None,  # answer tokens a second of one process, measured
-) -> Plan:
+def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     """Add up what one process keeps at the peak of a step: in a pass of the drafter, next to the
-    target's states. Without `segments`, the fewest that fit into `room`."""
-    dense = device == "cpu"
+    states of the target called `name`, of which only the configuration is downloaded."""
+    rate = None if training.run is None else measured_rate(training.run)
+    target = outline(name)
+    dense = not training.gpus
     gaps = ALLOCATOR_GAPS if dense else 0.0
     drafter = _drafter(target, spec)
     layers = len(drafter.config.feature_layers) + 1  # and the final hidden state
     states = layers * target.config.hidden_size * target.dtype.itemsize  # bytes per token
-    documents = torch.zeros(context, dtype=torch.int64)
-    elements = _elements(spec, documents, answered)
+    documents = torch.zeros(training.context, dtype=torch.int64)
+    elements = _elements(spec, documents, training.answered)
     kept = {
         "runtime": _runtime() + KERNELS if dense else 0,
         "target": sum(p.numel() * p.element_size() for p in target.model.parameters()),
         "drafter and optimizer": ADAMW * sum(p.numel() for p in drafter.parameters()),
     }
     of_step = {
-        "target states": context * states,
+        "target states": training.context * states,
         "loss": _loss_bytes(target, spec, len(elements.anchor), dense=dense),
     }
-    cost = pass_cost(drafter)
-    left = (room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
-    segments = segments or choose_segments(elements, documents, cost, left)
+    passes = pass_cost(drafter)
+    left = (training.room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
+    segments = training.segments or choose_segments(elements, documents, passes, left)
     largest = largest_pass(elements, documents, segments)
-    of_step |= {"activations": int(cost.of(largest))}
+    of_step |= {"activations": int(passes.of(largest))}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
-    hours = None if rate is None else tokens / rate / processes / 3600
-    return Plan(memory, segments, round(tokens / answered) * states, hours)
+    captured = round(training.tokens / training.answered) * states
+    hours = None if rate is None else training.tokens / rate / max(training.gpus, 1) / 3600
+    cost = None
+    if hours is not None and training.price is not None:
+        cost = hours * training.price * max(training.gpus, 1)
+    return Plan(memory, segments, captured, hours, cost)
 
 
 def _drafter(target: Target, spec: HeadSpec) -> Drafter:

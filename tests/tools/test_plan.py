@@ -1,6 +1,8 @@
 """The plan adds up what training keeps, from the configuration alone."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from tiny import METHODS, make_target
 
 from peagle.model.partial import outline
 from peagle.tools import plan as plans
-from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, measured_rate, plan
+from peagle.tools.plan import ADAMW, ALLOCATOR_GAPS, GIB, Plan, Training, measured_rate, plan
 from peagle.train.spec import HeadSpec
 from peagle.train.state import append_line
 from peagle.train.warm_start import new_drafter
@@ -33,10 +35,10 @@ def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_runtime", lambda: 100_000_000)
 
 
-def make(folder: Path, method: str = "p-eagle", room: float = GIB, **changes: object) -> Plan:
+def make(folder: Path, method: str = "p-eagle", room: float = GIB, **changes: Any) -> Plan:
     spec = HeadSpec(method, layers=2, depths=4, draft_vocab=100, feature_layers=TAPS)
-    options = {"tokens": 10_000, "context": 200, "segments": None, "device": "cpu"} | changes
-    return plan(outline(str(folder)), spec, room=room, **options)  # type: ignore[arg-type]
+    training = Training(tokens=10_000, context=200, memory=room / GIB)
+    return plan(str(folder), spec, replace(training, **changes))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -50,7 +52,7 @@ def test_parts(folder: Path, method: str) -> None:
     assert made.captured == 10_000 * 4 * 32 * 4
     comes = ("target states", "loss", "activations")
     assert made.memory["allocator"] == int(ALLOCATOR_GAPS * sum(made.memory[p] for p in comes))
-    assert made.total == sum(made.memory.values()) and made.hours is None
+    assert made.total == sum(made.memory.values()) and made.hours is made.cost is None
 
 
 def test_less_room_means_more_segments(folder: Path) -> None:
@@ -71,7 +73,7 @@ def test_prompts_are_not_trained_on(folder: Path) -> None:
 
 
 def test_cuda_has_no_runtime(folder: Path) -> None:
-    memory = make(folder, device="cuda").memory
+    memory = make(folder, gpus=1).memory
     assert memory["allocator"] == memory["runtime"] == 0
 
 
@@ -81,7 +83,9 @@ def test_hours_from_a_run(folder: Path, tmp_path: Path) -> None:
         line = {"step": step, "answer_tokens": tokens, "seconds": seconds}
         append_line(tmp_path / "metrics.jsonl", line)
     assert measured_rate(tmp_path) == 20
-    assert make(folder, rate=20.0, processes=2).hours == pytest.approx(10_000 / 40 / 3600)
+    made = make(folder, run=tmp_path, gpus=2, price=3.0)
+    assert made.hours == pytest.approx(10_000 / 40 / 3600)
+    assert made.cost == pytest.approx(made.hours * 2 * 3.0)
 
 
 def test_runs_that_say_nothing(tmp_path: Path) -> None:
@@ -90,6 +94,12 @@ def test_runs_that_say_nothing(tmp_path: Path) -> None:
     append_line(tmp_path / "metrics.jsonl", {"step": 1, "answer_tokens": 1, "seconds": 1.0})
     with refused("run"):
         measured_rate(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["gpus", "tokens", "segments", "context"])
+def test_counts_that_are_too_small(field: str) -> None:
+    with refused(field):
+        Training(**{"tokens": 10, "context": 10, field: -1})
 
 
 def test_outline_has_no_weights(folder: Path) -> None:
