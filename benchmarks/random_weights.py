@@ -201,7 +201,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     prompts = [[f"prompt {number}"] for number in range(args.limit)]
     with progress_bar("loads") as bar:
         task = bar.add_task("", total=len(cells) * args.repeats)
-        run.play(run.interleaved(results, [(0, prompts)] * args.repeats), opened, on_load=on_load)
+        run.play(results, [(0, prompts)] * args.repeats, opened, on_load)
     return run.report(results, about)
 
 

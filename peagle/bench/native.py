@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from peagle.bench.run import Conversations, Load, OnTurns, interleaved, play, play_once
+from peagle.bench.run import Conversations, OnTurns, play
 from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, doubt, row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
@@ -130,10 +130,8 @@ def measure_acceptance(
     template.
     """
     prompt_ids(llm.tokenizer, [{"role": "user", "content": conversations[0][0]}])
-
     cell = Cell(llm.drafting, llm.max_batch, params.temperature)
-    load = Load(Result(cell), conversations)
-    played = play_once(load, lambda _, seed: Player(llm, params), on_turns=on_turns)
+    played = Player(llm, params).play(conversations, cell.concurrency, on_turns)
     answered = [sample for sample in played.samples if sample.error is None]
     return {
         **cell.row,
@@ -155,8 +153,8 @@ def side_by_side(
     ways = {Drafting(): None, **drafters}
     used = {way: llm.use(drafter, **way.options) for way, drafter in ways.items()}
     results = [Result(Cell(way, 1, params.temperature)) for way in ways]
-    loads = interleaved(results, [(n, [[prompt]]) for n, prompt in enumerate(prompts)])
-    play(loads, lambda cell, _: Player(used[cell.drafting], params), on_load=on_load)
+    parts = [(number, [[prompt]]) for number, prompt in enumerate(prompts)]
+    play(results, parts, lambda cell, _: Player(used[cell.drafting], params), on_load)
     return results
 
 

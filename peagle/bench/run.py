@@ -3,13 +3,14 @@
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from peagle.bench.summary import Cell, Played, Result, row
+from peagle.bench.summary import Cell, Result, row
 from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import RequestFailure
@@ -25,18 +26,8 @@ PACKAGES = ("peagle", "torch", "transformers", "vllm")
 Row = dict[str, Any]
 Conversations = list[list[str]]  # the user turns of each
 OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
-SEEDS = 10_000  # seeds of a load: one for each answer
-
-
+SEEDS = 10_000  # of a part in a cell: one for each answer
 Open = Callable[[Cell, int], "Player"]  # of a cell, with a seed
-
-
-class Load(NamedTuple):
-    """Conversations to play in a cell, once."""
-
-    result: Result
-    conversations: Conversations
-    first: int = 0  # number of the first conversation
 
 
 def make_cells(
@@ -74,51 +65,35 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
     return possible
 
 
-def interleaved(results: list[Result], parts: Sequence[tuple[int, Conversations]]) -> list[Load]:
-    """Every part in each cell in turn: the number of its first conversation, and all of them. The
-    order of the cells rotates from one part to the next, so that noise of the machine affects all
-    alike. Parts are repeats of all conversations, or single ones, which are compared more fairly.
-    """
-    step = max(1, len(results) // len(parts))
-    loads = list[Load]()
-    for number, (first, conversations) in enumerate(parts):
-        turn = number * step % len(results)
-        rotated = results[turn:] + results[:turn]
-        loads += [Load(result, conversations, first) for result in rotated]
-    return loads
-
-
 def play(
-    loads: Iterable[Load],
+    results: list[Result],
+    parts: Sequence[tuple[int, Conversations]],
     opened: Open,
     on_load: Callable[[], None] = lambda: None,
 ) -> None:
-    """Play loads in order, each cell after a warm-up, and add them to their results.
+    """Play every part in each cell in turn, and add it to the cell's result. A part is the number
+    of its first conversation, and all of them. The order of the cells rotates from one part to the
+    next, so that noise of the machine affects all alike. Parts are repeats of all conversations, or
+    single ones, which are compared more fairly.
 
-    Calls `on_load` after each. Raises RequestFailure where a warm-up is not answered.
+    Calls `on_load` after each. Raises RequestFailure where the warm-up of a cell is not answered.
     """
-    for number, load in enumerate(loads):
-        if not load.result.repeats:
-            warm_up = Result(load.result.cell)
-            play_once(Load(warm_up, WARM_UP), opened)
-            if errors := warm_up.repeats[0].errors:
-                raise RequestFailure(f"{warm_up.cell}: {errors[0]}")
-        play_once(load, opened, seed=SEEDS * number)
-        on_load()
+    step = max(1, len(results) // len(parts))
+    seeds = count(step=SEEDS)
+    for number, (first, conversations) in enumerate(parts):
+        turn = number * step % len(results)
+        for result in results[turn:] + results[:turn]:
+            if not result.repeats:
+                _warm_up(result.cell, opened)
+            player = opened(result.cell, next(seeds))
+            played = player.play(conversations, result.cell.concurrency, first=first)
+            result.repeats.append(played)
+            on_load()
 
 
-def play_once(
-    load: Load,
-    opened: Open,
-    on_turns: OnTurns = lambda turns: None,
-    seed: int = 0,
-) -> Played:
-    """Play one load, and add it to its result."""
-    cell = load.result.cell
-    player = opened(cell, seed)
-    played = player.play(load.conversations, cell.concurrency, on_turns, load.first)
-    load.result.repeats.append(played)
-    return played
+def _warm_up(cell: Cell, opened: Open) -> None:
+    if errors := opened(cell, 0).play(WARM_UP, cell.concurrency).errors:
+        raise RequestFailure(f"{cell}: {errors[0]}")
 
 
 def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import typer
 from peagle.bench.run import (
     compare_files,
     environment,
-    interleaved,
     make_cells,
     play,
     report,
@@ -108,7 +107,6 @@ def run(
     here = f"{Path.cwd()}/"  # results do not name the clone's folder
     names = {method: head.name.removeprefix(here) for method, head in heads.items()}
     results = [Result(cell, names.get(cell.drafting.method)) for cell in cells]
-    loads = interleaved(results, [(0, workload.conversations)] * repeats)
     found = {**environment(device_name()), "settings": about}
 
     def on_load() -> None:
@@ -116,8 +114,8 @@ def run(
         bar.advance(task)
 
     with common.progress_bar("loads", f"measured, each is in {output}") as bar:
-        task = bar.add_task("", total=len(loads))
-        play(loads, opened, on_load)
+        task = bar.add_task("", total=len(results) * repeats)
+        play(results, [(0, workload.conversations)] * repeats, opened, on_load)
     _show(report(results, found), output)
 
 

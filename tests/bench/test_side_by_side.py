@@ -53,10 +53,10 @@ def test_order_rotates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     real = Player.play
 
-    def play(player: Player, conversations: Conversations, *more: Any) -> Played:
+    def play(player: Player, conversations: Conversations, *more: Any, **named: Any) -> Played:
         if conversations != WARM_UP:
             order.append(player.llm.drafting.method)
-        return real(player, conversations, *more)
+        return real(player, conversations, *more, **named)
 
     monkeypatch.setattr(Player, "play", play)
     side_by_side(llm, chains(llm), PROMPTS, PARAMS)
