@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from peagle.bench import run
-from peagle.bench.native import Message, Player, device_name
+from peagle.bench.native import Message, Player, device_name, play
 from peagle.bench.summary import Cell, Result
 from peagle.cli.common import progress_bar
 from peagle.engine.drafting import Drafting
@@ -201,7 +201,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     prompts = [[f"prompt {number}"] for number in range(args.limit)]
     with progress_bar("loads") as bar:
         task = bar.add_task("", total=len(cells) * args.repeats)
-        run.play(results, [(0, prompts)] * args.repeats, opened, on_load)
+        play(results, [(0, prompts)] * args.repeats, opened, on_load)
     return run.report(results, about)
 
 

@@ -42,7 +42,7 @@ from common import (
 )
 
 from peagle.bench import run
-from peagle.bench.native import Player
+from peagle.bench.native import WARM_UP, Conversations, Player
 from peagle.bench.summary import DRAWS, Cell, Played, Result, compared, row
 from peagle.bench.workload import read_workload
 from peagle.catalog import HEADLESS
@@ -140,7 +140,7 @@ class Part(NamedTuple):
     """Conversations, the ways that answer them, and their sampling parameters."""
 
     name: str
-    conversations: run.Conversations
+    conversations: Conversations
     ways: dict[str, Cell]
     params: SamplingParams
     together: int = 1  # conversations in one turn of a way
@@ -182,7 +182,7 @@ def open_engines(llm: LLM, part: Part, drafters: dict[str, Any]) -> dict[str, LL
             max_batch=most,
             kv_tokens=most * LOAD_KV_TOKENS if most > 1 else None,
         )
-        hello = run.WARM_UP * most
+        hello = WARM_UP * most
         params = SamplingParams(max_tokens=WARM_TOKENS, ignore_eos=True)
         Player(engines[name], params).play(hello, most)
     return engines

@@ -4,7 +4,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,21 +12,24 @@ from typing import Any
 
 import torch
 
-from peagle.bench.run import Conversations, OnTurns, play
 from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, doubt, row
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Stats
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 
+WARM_UP = [["Say hello."]]
+SEEDS = 10_000  # of a part in a cell: one for each answer
 PROMPTS = 4  # timed for a verdict; a benchmark takes more
 MAX_TOKENS = 64  # of their answers
 MIN_GAIN = 1.05  # a smaller speed-up is noise
 TRAINED = 1.3  # acceptance length of a head that has learned its target
 
+Conversations = list[list[str]]  # the user turns of each
+OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
 Message = dict[str, str]
 Timing = dict[str, Any]  # a row of `summary.row`, with the acceptance length on all prompts
 
@@ -115,6 +118,40 @@ class Player:
 def _goes_on(conversation: Iterator[None]) -> bool:
     """Advance a conversation to its next round; False: it has ended."""
     return next(conversation, True) is None
+
+
+Open = Callable[[Cell, int], Player]  # of a cell, with a seed
+
+
+def play(
+    results: list[Result],
+    parts: Sequence[tuple[int, Conversations]],
+    opened: Open,
+    on_load: Callable[[], None] = lambda: None,
+) -> None:
+    """Play every part in each cell in turn, and add it to the cell's result. A part is the number
+    of its first conversation, and all of them. The order of the cells rotates from one part to the
+    next, so that noise of the machine affects all alike. Parts are repeats of all conversations, or
+    single ones, which are compared more fairly.
+
+    Calls `on_load` after each. Raises RequestFailure where the warm-up of a cell is not answered.
+    """
+    step = max(1, len(results) // len(parts))
+    seeds = count(step=SEEDS)
+    for number, (first, conversations) in enumerate(parts):
+        turn = number * step % len(results)
+        for result in results[turn:] + results[:turn]:
+            if not result.repeats:
+                _warm_up(result.cell, opened)
+            player = opened(result.cell, next(seeds))
+            played = player.play(conversations, result.cell.concurrency, first=first)
+            result.repeats.append(played)
+            on_load()
+
+
+def _warm_up(cell: Cell, opened: Open) -> None:
+    if errors := opened(cell, 0).play(WARM_UP, cell.concurrency).errors:
+        raise RequestFailure(f"{cell}: {errors[0]}")
 
 
 def measure_acceptance(

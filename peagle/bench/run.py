@@ -1,33 +1,23 @@
-"""Loads of a measurement in their order, its JSON file, and the comparison of two."""
+"""Cells of a measurement, its JSON file, and the comparison of two."""
 
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peagle.bench.summary import Cell, Result, row
 from peagle.catalog import CHOICES, PARALLEL_METHODS
 from peagle.engine.drafting import Drafting
-from peagle.engine.params import RequestFailure
 from peagle.errors import InputError
 from peagle.files import replace_file, writing
 
-if TYPE_CHECKING:  # it imports torch
-    from peagle.bench.native import Player
-
 FORMAT = 1
-WARM_UP = [["Say hello."]]
 PACKAGES = ("peagle", "torch", "transformers", "vllm")
 Row = dict[str, Any]
-Conversations = list[list[str]]  # the user turns of each
-OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
-SEEDS = 10_000  # of a part in a cell: one for each answer
-Open = Callable[[Cell, int], "Player"]  # of a cell, with a seed
 
 
 def make_cells(
@@ -63,37 +53,6 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
         fix = "give `k`, or leave out `no_lookup`"
         raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
     return possible
-
-
-def play(
-    results: list[Result],
-    parts: Sequence[tuple[int, Conversations]],
-    opened: Open,
-    on_load: Callable[[], None] = lambda: None,
-) -> None:
-    """Play every part in each cell in turn, and add it to the cell's result. A part is the number
-    of its first conversation, and all of them. The order of the cells rotates from one part to the
-    next, so that noise of the machine affects all alike. Parts are repeats of all conversations, or
-    single ones, which are compared more fairly.
-
-    Calls `on_load` after each. Raises RequestFailure where the warm-up of a cell is not answered.
-    """
-    step = max(1, len(results) // len(parts))
-    seeds = count(step=SEEDS)
-    for number, (first, conversations) in enumerate(parts):
-        turn = number * step % len(results)
-        for result in results[turn:] + results[:turn]:
-            if not result.repeats:
-                _warm_up(result.cell, opened)
-            player = opened(result.cell, next(seeds))
-            played = player.play(conversations, result.cell.concurrency, first=first)
-            result.repeats.append(played)
-            on_load()
-
-
-def _warm_up(cell: Cell, opened: Open) -> None:
-    if errors := opened(cell, 0).play(WARM_UP, cell.concurrency).errors:
-        raise RequestFailure(f"{cell}: {errors[0]}")
 
 
 def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from itertools import chain
 from os.path import expanduser
 from pathlib import Path
 
-from peagle.bench.run import Conversations
 from peagle.data.dataset import read_prompts
 from peagle.data.records import is_hub_name
 from peagle.errors import InputError
@@ -20,7 +19,7 @@ class Workload:
     """Conversations to play."""
 
     name: str
-    conversations: Conversations
+    conversations: list[list[str]]  # the user turns of each
 
     @property
     def digest(self) -> str:

@@ -10,7 +10,6 @@ from peagle.bench.run import (
     compare_files,
     environment,
     make_cells,
-    play,
     report,
     write_json,
 )
@@ -76,7 +75,7 @@ def run(
     output: JSON file to write the results to.
     """
     from peagle.bench import report as pages
-    from peagle.bench.native import Player, device_name
+    from peagle.bench.native import Player, device_name, play
     from peagle.bench.workload import read_workload
 
     check_at_least(1, repeats=repeats, limit=limit)

@@ -3,18 +3,19 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from peagle.cli import common
 from peagle.cli.options import Fields, with_flags
+from peagle.data.dataset import read_examples
 from peagle.errors import InputError, check_at_least
 from peagle.files import check_folder
-from peagle.train.capture import CaptureConfig
-
-if TYPE_CHECKING:
-    from peagle.vllm.capture import Vllm
+from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
+from peagle.train.capture import capture as run_capture
+from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
+from peagle.vllm.process import VllmFailed, look
 
 KEPT = "earlier shards are complete: run the same command to continue"
 
@@ -42,12 +43,6 @@ def capture(
     engine: Engine that runs the target: transformers or vllm.
     tensor_parallel_size: Number of GPUs that vLLM splits the target over.
     """
-    from peagle.data.dataset import read_examples
-    from peagle.train.capture import capture as run_capture
-    from peagle.train.capture import in_process, plan_capture, size_text
-    from peagle.vllm.capture import through_vllm, tokens_in_passing
-    from peagle.vllm.process import VllmFailed
-
     common.existing_file(data, "data")
     output = config.output
     check_folder(output)
@@ -95,11 +90,8 @@ def _part(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> "Vllm | None":
+def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> Vllm | None:
     """vLLM, its interpreter and number of GPUs; None for transformers."""
-    from peagle.vllm.capture import Vllm
-    from peagle.vllm.process import look
-
     if engine == "transformers":
         if parallel > 1:
             why = "only vLLM splits a target"

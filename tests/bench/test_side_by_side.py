@@ -7,8 +7,7 @@ import pytest
 from tiny import METHODS, make_drafter, make_target
 
 from peagle.bench import summary
-from peagle.bench.native import Player, side_by_side
-from peagle.bench.run import WARM_UP, Conversations
+from peagle.bench.native import WARM_UP, Conversations, Player, side_by_side
 from peagle.bench.summary import Played
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting

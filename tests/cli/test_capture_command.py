@@ -163,8 +163,8 @@ def test_a_vllm_that_ends_is_a_failure(
 
         return run
 
-    monkeypatch.setattr("peagle.vllm.capture.through_vllm", ends)
-    monkeypatch.setattr("peagle.vllm.process.look", lambda _: None)
+    monkeypatch.setattr("peagle.cli.capture.through_vllm", ends)
+    monkeypatch.setattr("peagle.cli.capture.look", lambda _: None)
     said = invoke(*capturing, tmp_path, *VLLM, sys.executable, code=1).stderr
     [line] = [line for line in said.splitlines() if line.startswith("peagle: ")]
     assert "vLLM ended with code -9" in line and "run the same command to continue" in line
