@@ -120,12 +120,14 @@ def serve(
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
     named = [name for name in common.NOT_VLLMS if given(context, name)]
-    if common.resolve_engine(engine, vllm_python, named, options.device) == "vllm":
+    chosen = common.resolve_engine(engine, vllm_python, named, options.device)
+    check_host(host, api_key, allow_no_key)
+    if chosen == "vllm":
         from peagle.vllm.serve import ServeSettings
 
         settings = ServeSettings(
             target=target, head=options.head, method=options.drafting, k=options.k, host=host,
-            port=port, api_key=api_key, allow_no_key=allow_no_key, max_batch=max_batch, model=model,
+            port=port, api_key=api_key, max_batch=max_batch, model=model,
             chat_template=options.chat_template, dtype=options.dtype, force=options.force,
             python=vllm_python, flags=vllm_flags or [],
         )  # fmt: skip
@@ -134,7 +136,6 @@ def serve(
         why = "flags after -- are vLLM's"
         fix = "set `engine` to vllm"
         raise InputError(why, field="vllm_flags", value=vllm_flags[0], fix=fix)
-    check_host(host, api_key, allow_no_key)
     check_at_least(0, max_queue=max_queue)
     if not max_seconds > 0:
         raise InputError("must be above 0", field="max_seconds", value=max_seconds)
@@ -156,12 +157,11 @@ def _serve_vllm(settings: "ServeSettings") -> None:
     """Run vLLM; does not return. Raises InputError for what can be seen to be wrong before."""
     from transformers.utils import logging
 
-    from peagle.server.run import bind, check_host
+    from peagle.server.run import bind
     from peagle.vllm.serve import prepare
 
     logging.disable_progress_bar()
     _check_flags(settings.flags)
-    check_host(settings.host, settings.api_key, settings.allow_no_key)
     with bind(settings.host, settings.port) as free:  # vLLM's own error is long
         settings = replace(settings, port=free.getsockname()[1])
     launch = prepare(settings)

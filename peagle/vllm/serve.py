@@ -50,7 +50,6 @@ class ServeSettings:
     host: str
     port: int
     api_key: str | None
-    allow_no_key: bool
     max_batch: int | None
     model: str  # what clients call it
     chat_template: str | None
