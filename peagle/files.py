@@ -13,15 +13,19 @@ from peagle.errors import InputError, first_line
 from peagle.paths import cache_dir
 
 
-def unusable(error: Exception, path: Path | None = None, field: str = "output") -> InputError:
-    """The error of a file or folder that cannot be read or written: its path, why, and the fix.
-    `path` is the one that the user named; an error of a file elsewhere names that file."""
+def unusable(
+    error: Exception, path: Path | None = None, field: str = "output", kept: str = ""
+) -> InputError:
+    """The error of a file or folder that cannot be read or written: its path, why, and the fix,
+    which adds what is `kept`. `path` is the one that the user named; an error of a file elsewhere
+    names that file."""
     file = getattr(error, "filename", None)
     why = getattr(error, "strerror", None) or first_line(error)
     room = "make room, or " if "No space left" in why else ""
     if path and (file is None or Path(str(file)).absolute().is_relative_to(path.absolute().parent)):
         file = path
     fix = room + (cache_fix(f"{file} {why}") or "name another path")
+    fix = f"{fix}; {kept}" if kept else fix
     where = None if file is None else Path(str(file))
     return InputError(why, field=field if path and file is path else None, value=where, fix=fix)
 
@@ -36,12 +40,13 @@ def cache_fix(text: str) -> str:
 
 
 @contextmanager
-def writing(path: Path, field: str = "output") -> Iterator[None]:
-    """Raises InputError, which names `path`, where something cannot be written there."""
+def writing(path: Path, field: str = "output", kept: str = "") -> Iterator[None]:
+    """Raises InputError, which names `path`, where something cannot be written there; `kept`: what
+    was written before."""
     try:
         yield
     except (OSError, SafetensorError) as error:  # the latter: for a full disk
-        raise unusable(error, path, field) from error
+        raise unusable(error, path, field, kept) from error
 
 
 def check_folder(folder: Path) -> None:

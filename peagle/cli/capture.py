@@ -11,7 +11,7 @@ from peagle.cli import common
 from peagle.cli.options import Fields, with_flags
 from peagle.data.dataset import read_examples
 from peagle.errors import InputError, check_at_least
-from peagle.files import check_folder
+from peagle.files import check_folder, writing
 from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
 from peagle.train.capture import capture as run_capture
 from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
@@ -73,9 +73,8 @@ def capture(
     with common.progress_bar("documents", KEPT) as bar:
         task = bar.add_task("", total=plan.documents, completed=there)
         try:
-            run_capture(run, examples, output, plan, lambda: bar.advance(task))
-        except OSError as error:
-            raise common.unwritable(error, output, KEPT) from error
+            with writing(output, kept=KEPT):
+                run_capture(run, examples, output, plan, lambda: bar.advance(task))
         except VllmFailed as error:
             common.screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
             raise typer.Exit(1) from error

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from peagle.catalog import model_name
 from peagle.cli.options import flag, with_flags
 from peagle.errors import InputError, check_at_least
-from peagle.files import unusable
 from peagle.vllm.process import default_engine
 
 if TYPE_CHECKING:  # what runs models is imported by what runs: --help does not wait for torch
@@ -196,6 +196,11 @@ def resolve_engine(
     return choice.engine
 
 
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    screen.print("[yellow]warning:[/]", Text(with_flags(text)))
+
+
 def print_table(table: Table) -> None:
     """Print a table; wider than a terminal usually is where it goes to a file or a pipe."""
     width = None if console.is_terminal else PIPED_WIDTH
@@ -247,13 +252,6 @@ def counting(what: str, total: int | None, kept: str) -> Iterator[Callable[..., 
     with progress_bar(what, kept) as bar:
         task = bar.add_task("", total=total)
         yield count
-
-
-def unwritable(error: Exception, output: Path, kept: str) -> InputError:
-    """The error of an output that cannot be written any more; `kept`: what was written before."""
-    found = unusable(error, output)
-    fix = "; ".join(filter(None, (found.fix, kept)))
-    return InputError(found.why, field=found.field, value=found.value, fix=fix)
 
 
 def existing_file(path: Path, field: str) -> Path:

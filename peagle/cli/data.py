@@ -12,12 +12,11 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import typer
 import yaml
-from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from peagle.cli import common
 from peagle.cli.capture import capture
-from peagle.cli.options import App, Fields, with_flags
+from peagle.cli.options import App, Fields
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.example import Example
@@ -158,11 +157,9 @@ def _weighted(source: str) -> tuple[str, float | None]:
 def _print_report(report: Report, output: Path) -> None:
     common.screen.print(f"wrote {report.answers} answers to {output}")
     if report.skipped:
-        common.screen.print(
-            f"[yellow]warning:[/] turns left out, too long to answer: {report.skipped}"
-        )
+        common.warn(f"turns left out, too long to answer: {report.skipped}")
     for problem in report.problems:
-        common.screen.print("[yellow]warning:[/]", Text(with_flags(problem)))
+        common.warn(problem)
     if report.failed:
         common.screen.print(
             f"records without an answer: {report.failed}; run again to ask for them"

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.options import INTERRUPTED, App, read_texts, with_flags
+from peagle.cli.options import INTERRUPTED, App, read_texts
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
@@ -116,11 +116,9 @@ def _warnings_in_a_line() -> Iterator[None]:
             if not issubclass(category, InputWarning):
                 show_others(message, category, *where)
                 return
-            from rich.text import Text
+            from peagle.cli.common import warn
 
-            from peagle.cli.common import screen
-
-            screen.print("[yellow]warning:[/]", Text(with_flags(str(message))))
+            warn(str(message))
 
         warnings.showwarning = show  # type: ignore[assignment]
         yield

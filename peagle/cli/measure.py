@@ -91,9 +91,7 @@ def evaluate(
             row = measure_acceptance(one, conversations, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
-        common.screen.print(
-            f"[yellow]warning:[/] {skipped} turns left out: longer than the context"
-        )
+        common.warn(f"{skipped} turns left out: longer than the context")
     judged = None
     if not no_timing:
         with common.screen.status("timing the target with and without the head"):
@@ -167,7 +165,7 @@ def print_rows(rows: list[dict[str, Any]], *headings: str, **about: Any) -> None
         table.add_row(*(_cell(heading, shown) for heading in headings))
     common.print_table(table)
     for why in filter(None, doubts):
-        common.screen.print("[yellow]warning:[/]", why)
+        common.warn(why)
 
 
 def _cell(heading: str, row: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from safetensors import SafetensorError
 
 from peagle.cli import common
 from peagle.cli.options import INTERRUPTED, with_flags
@@ -20,7 +19,7 @@ from peagle.data.documents import Documents
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError, check_at_least
-from peagle.files import check_folder
+from peagle.files import check_folder, writing
 from peagle.heads.load import load_drafter
 from peagle.heads.save import with_provenance
 from peagle.methods.registry import METHODS
@@ -42,6 +41,7 @@ SYNTH_TOKENS = 256  # maximum tokens of a written answer
 MIN_SYNTH_RECORDS = 20
 MAX_LENGTH = 1024  # default maximum tokens of a document
 PAPER_LENGTH = 8192  # with --recipe paper
+KEPT = "what was saved before is whole: --resume goes on from there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,13 +261,11 @@ def _train(trainer: Trainer, measured: int) -> None:
                 common.screen.print(f"step {metrics['step']}: {found}")
 
         try:
-            trainer.run(show)
+            with writing(output, kept=KEPT):
+                trainer.run(show)
         except FloatingPointError as error:
             common.screen.print(with_flags(f"peagle: {error}"))
             raise typer.Exit(1) from error
-        except (OSError, SafetensorError) as error:
-            kept = "what was saved before is whole: --resume goes on from there"
-            raise common.unwritable(error, output, kept) from error
     if trainer.accelerator.is_main_process:
         for folder in (output / "head", output / "best"):
             if folder.is_dir():
