@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-
 from peagle.cli import common
-from peagle.cli.options import Fields, with_flags
+from peagle.cli.options import Fields
 from peagle.data.dataset import read_examples
 from peagle.errors import InputError, check_at_least
 from peagle.files import check_folder, writing
@@ -72,12 +70,8 @@ def capture(
     common.screen.print(f"{plan.documents}{share} documents, {size}")
     with common.progress_bar("documents", KEPT) as bar:
         task = bar.add_task("", total=plan.documents, completed=there)
-        try:
-            with writing(output, kept=KEPT):
-                run_capture(run, examples, output, plan, lambda: bar.advance(task))
-        except VllmFailed as error:
-            common.screen.print(with_flags(f"peagle: {error}; {KEPT}"), markup=False)
-            raise typer.Exit(1) from error
+        with writing(output, kept=KEPT), common.failing(VllmFailed, kept=KEPT):
+            run_capture(run, examples, output, plan, lambda: bar.advance(task))
     common.screen.print(f"captured to {output}: train with --data {output}")
 
 

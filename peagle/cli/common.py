@@ -196,6 +196,17 @@ def resolve_engine(
     return choice.engine
 
 
+@contextmanager
+def failing(*kinds: type[Exception], kept: str = "") -> Iterator[None]:
+    """A failure of one of these kinds is a line, which adds what was `kept`, and exit code 1."""
+    try:
+        yield
+    except kinds as error:
+        line = "; ".join(filter(None, (f"peagle: {error}", kept)))
+        screen.print(with_flags(line), markup=False)
+        raise typer.Exit(1) from error
+
+
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     screen.print("[yellow]warning:[/]", Text(with_flags(text)))

@@ -3,8 +3,6 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -13,6 +11,7 @@ import typer
 
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
+from peagle.cli.common import failing
 from peagle.cli.options import App, Fields, given, group_with_default
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.plan import Choices, DeployFailed, make_plan, profile_flags, resource_name
@@ -95,7 +94,7 @@ def start(
         region = _region(where)
         instances = f"{plan.replicas} × {plan.instance_type}"
         _ask(f"start {name} on {instances} in {region}, which costs money", yes)
-        with _failures():
+        with failing(DeployFailed):
             sagemaker.apply(plan, replace(account, region=region), _report)
         typer.echo(f"endpoint {plan.resource} in {region} is in service")
 
@@ -108,7 +107,7 @@ def delete(name: str, *, where: Where, yes: bool = False) -> None:
     """
     region = _region(where)
     _ask(f"delete {name} from SageMaker in {region}", yes)
-    with _failures():
+    with failing(DeployFailed):
         sagemaker.delete(resource_name(name), region, _report)
 
 
@@ -134,7 +133,7 @@ def invoke(
     check_at_least(1, max_tokens=max_tokens)
     body = question(name, prompt, max_tokens)
     show = partial(typer.echo, nl=False)
-    with _failures():
+    with failing(DeployFailed):
         if where.to == "sagemaker":
             speed = ask(sagemaker.invoke(resource_name(name), _region(where), body), show)
             accepted = "its metrics in CloudWatch have the acceptance"
@@ -185,13 +184,3 @@ def _ask(what: str, yes: bool) -> None:
         raise InputError(f"no terminal to confirm on; give --yes to {what}")
     if not yes:
         typer.confirm(f"{what}?", abort=True)
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """A failure of the other side is a line and exit code 1."""
-    try:
-        yield
-    except DeployFailed as error:
-        typer.echo(f"peagle: {error}", err=True)
-        raise typer.Exit(1) from error

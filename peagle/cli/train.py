@@ -11,7 +11,7 @@ import torch
 import typer
 
 from peagle.cli import common
-from peagle.cli.options import INTERRUPTED, with_flags
+from peagle.cli.options import INTERRUPTED
 from peagle.cli.settings import ConfigOption, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
@@ -260,12 +260,8 @@ def _train(trainer: Trainer, measured: int) -> None:
                 found = f"{length} over {measured} documents ({shares})"
                 common.screen.print(f"step {metrics['step']}: {found}")
 
-        try:
-            with writing(output, kept=KEPT):
-                trainer.run(show)
-        except FloatingPointError as error:
-            common.screen.print(with_flags(f"peagle: {error}"))
-            raise typer.Exit(1) from error
+        with writing(output, kept=KEPT), common.failing(FloatingPointError):
+            trainer.run(show)
     if trainer.accelerator.is_main_process:
         for folder in (output / "head", output / "best"):
             if folder.is_dir():
