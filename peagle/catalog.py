@@ -93,13 +93,6 @@ class Entry:
     verified: bool = False
     note: str | None = None
 
-    @property
-    def target_name(self) -> str:
-        """The target as shown to people."""
-        if isinstance(self.target, PackagedGGUF):
-            return f"{self.target.member} in {self.target.package}"
-        return self.target
-
 
 def load_catalog() -> Mapping[str, Entry]:
     """All entries by name: the packaged ones, and over them those of the file that $PEAGLE_CATALOG
@@ -122,8 +115,8 @@ def find_name(name: str) -> str:
     known = _names(entries).get(name.lower())
     if known is not None:
         return known
-    near = [*entries, *(entry.target_name for entry in entries.values())]
-    hint = did_you_mean(name, near) or f"known are {', '.join(sorted(entries))}"
+    hub_ids = [entry.target for entry in entries.values() if isinstance(entry.target, str)]
+    hint = did_you_mean(name, [*entries, *hub_ids]) or f"known are {', '.join(sorted(entries))}"
     raise InputError("is not in the catalog", field="name", value=name, fix=hint)
 
 
@@ -152,9 +145,11 @@ def model_name(target: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """A question that names the nearest of what is known; None when nothing is near."""
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
-    return f"did you mean {near[0]}?" if near else None
+    """A question that names the nearest of what is known, whatever its case; None when nothing is
+    near."""
+    lowered = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
+    return f"did you mean {lowered[near[0]]}?" if near else None
 
 
 def how_to_get(head: CatalogHead) -> str:

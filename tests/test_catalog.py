@@ -98,6 +98,9 @@ def test_a_hub_id_finds_the_entry_of_its_target() -> None:
     with refused("name") as error:
         find_entry("openai/gpt-oss-2b")
     assert error.value.fix == "did you mean openai/gpt-oss-20b?"
+    with refused("name") as error:
+        find_entry("qwen/qwen3-9b")
+    assert error.value.fix == "did you mean Qwen/Qwen3-8B?", "in its own case"
 
 
 def test_of_two_entries_for_one_hub_id_the_users_is_found(users: Path) -> None:
