@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
     "peagle.engine.engine": 1918,
-    "peagle.engine.llm": 5260,
+    "peagle.engine.llm": 5259,
     "peagle.model.drafter": 326,
     "peagle.train.trainer": 1965,
     "peagle.backends.torch": 682,
