@@ -221,7 +221,7 @@ async def _updates(
     `form_field` of the body constrains the answers' form.
 
     Raises ApiError when a request fails."""
-    watch = asyncio.create_task(_cancel_if_left(http, worker, job))
+    watch = asyncio.create_task(_cancel_if_left(http, job))
     try:
         async for update in job.updates():
             if update.ended and update.request.failure is not None:
@@ -231,17 +231,17 @@ async def _updates(
         watch.cancel()
         note: dict[str, Any] = {"finish_reasons": ["abort"]}
         if job.left:
-            worker.cancel(job)
+            job.cancelled = True
         else:
             reasons = [request.finish_reason for request in job.requests]
             note = {"finish_reasons": reasons, "usage": usage(job).model_dump()}
         http.scope["note"] |= note
 
 
-async def _cancel_if_left(http: HttpRequest, worker: Worker, job: Job) -> None:
+async def _cancel_if_left(http: HttpRequest, job: Job) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
-    worker.cancel(job)
+    job.cancelled = True
 
 
 def _failed(request: Request, too_late: str, form_field: str) -> ApiError:

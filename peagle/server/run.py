@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal. (uvicorn's handler would refuse all at once, and end by the signal.)"""
         if self.worker.draining:
-            self.worker.cancel_all()
+            self.worker.cancelled = True
         self.worker.draining = True
 
     async def on_tick(self, counter: int) -> bool:

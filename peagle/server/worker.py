@@ -56,7 +56,7 @@ class Job:
         self.arrived = time.monotonic()
         self.tracks = list[RequestMetrics]()
         self.left = count  # requests that have not ended
-        self.deadline: asyncio.TimerHandle | None = None
+        self.cancelled = False  # its requests are to end as they are
         self._received: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the engine failed
 
     @property
@@ -70,12 +70,10 @@ class Job:
 
     async def updates(self) -> AsyncIterator[Update]:
         """Updates until all requests have ended. Raises ApiError when the engine fails."""
-        ended = 0
-        while ended < len(self.tracks):
+        while self.left or not self._received.empty():
             update = await self._received.get()
             if update is None:
                 raise ApiError(500, FAILED)
-            ended += update.ended
             yield update
 
 
@@ -89,7 +87,7 @@ class Worker:
         self.too_late = f"the answer has not begun in time, {max_seconds:g} seconds: try again"
         self.capacity = llm.engine.settings.max_batch + max_queue
         self.draining = False
-        self.cancelled = False  # nothing is admitted any more, and a race ends
+        self.cancelled = False  # nothing is admitted any more, and what runs ends as it is
         self.failed = False  # the engine
         self._max_seconds = max_seconds
         self._tokenisers = CapacityLimiter(TOKENISERS)
@@ -106,8 +104,8 @@ class Worker:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Cancel all requests, and end the thread after all calls so far."""
-        self.cancel_all()
+        """End the thread after all calls so far, and all requests as they are."""
+        self.cancelled = True
         self._posted.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -144,8 +142,6 @@ class Worker:
             raise
         job.tracks = [RequestMetrics(request, job.arrived) for request in requests]
         self.post(self._admit, job)
-        expire = partial(self.post, self._expire, job)
-        job.deadline = asyncio.get_running_loop().call_later(self._max_seconds, expire)
 
     async def tokenise(self, work: Callable[[], T]) -> T:
         """The result of `work`, which makes token ids of texts, in one of a few threads."""
@@ -157,35 +153,20 @@ class Worker:
         self.post(_fulfil, future, work)
         return await asyncio.wrap_future(future)
 
-    def cancel(self, job: Job) -> None:
-        """End a job's requests as they are."""
-        self.post(self._cancel, job)
-
-    def cancel_all(self) -> None:
-        """End all requests as they are. (A signal's handler may call it, too.)"""
-        self.cancelled = True
-        self.post(self._cancel)
-
     def post(self, call: Callable[..., None], *arguments: object) -> None:
-        """Have the thread call something between two rounds. (A signal's handler may post, too.)"""
+        """Have the thread call something between two rounds."""
         self._posted.put(partial(call, *arguments))
 
     def _fail(self) -> None:
         self.cancelled = True
-        for job in list(self._jobs):
-            job.receive(None)
-            self._end(job)
+        while self._jobs:
+            self._jobs.pop().receive(None)
 
     def _deliver(self, updates: list[tuple[Job, Update]]) -> None:
         for job, update in updates:
             job.receive(update)
             if not job.left:
-                self._end(job)
-
-    def _end(self, job: Job) -> None:
-        self._jobs.discard(job)
-        if job.deadline is not None:
-            job.deadline.cancel()
+                self._jobs.discard(job)
 
     def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
         try:
@@ -214,25 +195,27 @@ class Worker:
         self._engine.add(*job.requests)
         self._running += [(job, track) for track in job.tracks]
 
-    def _cancel(self, job: Job | None = None) -> None:
-        """End the requests of one job, or all, as they are."""
-        for running, track in self._running:
-            if job in (running, None):
-                self._engine.cancel(track.request)
-
-    def _expire(self, job: Job) -> None:
-        """End a job whose time is over: its output is the answer; a request without any fails."""
-        for request in job.requests:
-            if request.finish_reason is None and not request.output:
+    def _end_early(self) -> None:
+        """End the requests that are cancelled, and those whose time is over: their output is the
+        answer; a request without any fails."""
+        now = time.monotonic()
+        for job, track in self._running:
+            request = track.request
+            if self.cancelled or job.cancelled:
+                self._engine.cancel(request)
+            elif now - job.arrived > self._max_seconds and request.output:
+                self._engine.cancel(request, "length")
+            elif now - job.arrived > self._max_seconds:
                 request.failure = self.too_late
-            reason: Literal["length", "error"] = "length" if request.output else "error"
-            self._engine.cancel(request, reason)
+                self._engine.cancel(request, "error")
 
     def _run(self) -> None:
         try:
             while self._take():
+                self._end_early()
                 self._engine.step()
                 self._report()
+            self._end_early()
         except BaseException:  # a panic in native code is no Exception
             # The engine's state is unknown: nothing may go on with it.
             self.failed = True
