@@ -146,13 +146,15 @@ class Api:
             raise ApiError(404, str(error), param="model", code="model_not_found")
 
 
-def create_app(api: Api) -> FastAPI:
-    """The application; its worker runs from its start to its end."""
+def create_app(api: Api, announce: Callable[[], None] = lambda: None) -> FastAPI:
+    """The application; its worker runs from its start to its end. `announce` is called once, when
+    requests are accepted."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         api.worker.start()
         await run_in_threadpool(api.llm.warm_up)
+        announce()
         yield
         await api.worker.stop()
 

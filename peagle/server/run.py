@@ -60,18 +60,11 @@ class Server(uvicorn.Server):
     def __init__(self, api: Api, announce: Callable[[], None] = lambda: None) -> None:
         """`announce` is called once, when requests are accepted."""
         config = uvicorn.Config(
-            create_app(api), log_config=None, access_log=False, server_header=False,
+            create_app(api, announce), log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=END_SECONDS, http=Protocol,
         )  # fmt: skip
         super().__init__(config)
         self.worker = api.worker
-        self._announce = announce
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections."""
-        await super().startup(sockets)
-        if self.started:
-            self._announce()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal. (uvicorn's handler would refuse all at once, and end by the signal.)"""
