@@ -1,17 +1,15 @@
 """Responses of a call from its job, whole or streamed as server-sent events.
 
-A builder makes the choices of a response: `opening` begins a streamed choice, `part` adds the text
-of a round, `whole` is the choice of a request that has ended. Until then only its index is read.
+A builder makes the choices of one request: `opening` begins a streamed one, `part` adds the text of
+a round, `whole` is that of a request that has ended. Until then only its constants are read.
 """
 
 import asyncio
 import json
 import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -21,9 +19,8 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Chunk, Request, Stats
-from peagle.model.thoughts import THINKING, answer_template
 from peagle.server import responses
-from peagle.server.conversations import ParsedAnswer, ResponseParser, ThoughtParser
+from peagle.server.conversations import AnswerParser
 from peagle.server.logprobs import AnswerLogprobs, Spelling, Token, of_chat, of_text
 from peagle.server.metrics import Verified
 from peagle.server.responses import ApiError, Drafts, Piece, Tree, Usage
@@ -34,85 +31,76 @@ Logprobs = list[TokenLogprob]
 
 
 class _Builder:
-    """Log-probabilities of choices, by their index."""
+    """The log-probabilities of one request."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, request: Request) -> None:
         self.tokenizer = tokenizer
-        self._logprobs = defaultdict[int, AnswerLogprobs](partial(AnswerLogprobs, tokenizer))
+        self.request = request
+        wanted = request.params.logprobs is not None
+        self._logprobs = AnswerLogprobs(tokenizer) if wanted else None
 
-    def tokens(self, request: Request, text: str, logprobs: Logprobs, ended: bool) -> list[Token]:
+    def tokens(self, text: str, logprobs: Logprobs, ended: bool) -> list[Token]:
         """Tokens whose text is certain now; none where log-probabilities are not requested."""
-        if request.params.logprobs is None:
-            return []
-        return self._logprobs[request.index].push(logprobs, text, ended)
+        return self._logprobs.push(logprobs, text, ended) if self._logprobs else []
 
 
 class TextBuilder(_Builder):
-    """Builds the choices of /v1/completions."""
+    """Builds the choices of a request to /v1/completions."""
 
     response = chunk = responses.Completion
     prefix = "cmpl"  # of ids
 
-    def opening(self, _index: int) -> None:
+    def opening(self) -> None:
         """Nothing."""
 
-    def part(
-        self, request: Request, text: str, logprobs: Logprobs, ended: bool
-    ) -> responses.TextChoice:
+    def part(self, text: str, logprobs: Logprobs, ended: bool) -> responses.TextChoice:
         """A streamed choice; its text may be empty at the end."""
-        reason: Any = request.finish_reason if ended else None
-        shown = of_text(self.tokens(request, text, logprobs, ended))
+        reason: Any = self.request.finish_reason if ended else None
+        shown = of_text(self.tokens(text, logprobs, ended))
         return responses.TextChoice(
-            index=request.index, text=text, finish_reason=reason, logprobs=shown
+            index=self.request.index, text=text, finish_reason=reason, logprobs=shown
         )
 
-    def whole(self, request: Request) -> responses.TextChoice:
+    def whole(self) -> responses.TextChoice:
         """The only part."""
-        return self.part(request, request.text.text, request.logprobs, ended=True)
+        return self.part(self.request.text.text, self.request.logprobs, ended=True)
 
 
 class ChatBuilder(_Builder):
-    """Builds the choices of /v1/chat/completions with up to `max_calls` tool calls; None: any
-    number, 0: no tools were offered. Text that a response template parses comes at the end."""
+    """Builds the choices of a request to /v1/chat/completions; `max_calls` as in AnswerParser."""
 
     response = responses.ChatCompletion
     chunk = responses.ChatChunk
     prefix = "chatcmpl"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_calls: int | None) -> None:
-        super().__init__(tokenizer)
-        self.prompt = list[int]()  # of the answers, which may begin their thoughts
-        self._max_calls = max_calls
-        fields = (answer_template(tokenizer) or {}).get("fields", {})
-        self._parses = max_calls != 0 or any(name in fields for name in THINKING)
-        self._texts = defaultdict[int, ResponseParser](partial(ResponseParser, tokenizer))
-        self._thoughts = defaultdict[int, ThoughtParser](
-            lambda: ThoughtParser(tokenizer, self.prompt)
-        )
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, max_calls: int | None, request: Request
+    ) -> None:
+        super().__init__(tokenizer, request)
+        prompt = request.tokens[: request.prompt_length]
+        self._parser = AnswerParser(tokenizer, prompt, max_calls)
 
-    def opening(self, index: int) -> responses.ChatPart:
+    def opening(self) -> responses.ChatPart:
         """The role."""
-        return responses.ChatPart(index=index, delta=responses.Delta(role="assistant", content=""))
+        delta = responses.Delta(role="assistant", content="")
+        return responses.ChatPart(index=self.request.index, delta=delta)
 
-    def part(
-        self, request: Request, text: str, logprobs: Logprobs, ended: bool
-    ) -> responses.ChatPart:
+    def part(self, text: str, logprobs: Logprobs, ended: bool) -> responses.ChatPart:
         """A streamed choice; tool calls come whole, at the end."""
-        text_part, calls, reasoning = self._parse(request, text, ended)
-        for i, call in enumerate(calls):
+        delta = self._parser.push(text, self.request.output if ended else None)
+        for i, call in enumerate(delta.tool_calls):
             call.index = i
-        delta = responses.Delta(content=text_part or None, reasoning=reasoning, tool_calls=calls)
-        reason: Any = request.finish_reason if ended else None
-        if calls:
+        reason: Any = self.request.finish_reason if ended else None
+        if delta.tool_calls:
             reason = "tool_calls"
-        shown = of_chat(self.tokens(request, text, logprobs, ended))
+        shown = of_chat(self.tokens(text, logprobs, ended))
         return responses.ChatPart(
-            index=request.index, delta=delta, finish_reason=reason, logprobs=shown
+            index=self.request.index, delta=delta, finish_reason=reason, logprobs=shown
         )
 
-    def whole(self, request: Request) -> responses.ChatChoice:
+    def whole(self) -> responses.ChatChoice:
         """The only part, as a message; its tool calls have no index."""
-        part = self.part(request, request.text.text, request.logprobs, ended=True)
+        part = self.part(self.request.text.text, self.request.logprobs, ended=True)
         calls = part.delta.tool_calls
         for call in calls:
             call.index = None
@@ -123,63 +111,52 @@ class ChatBuilder(_Builder):
         choice.finish_reason = part.finish_reason
         return choice
 
-    def _parse(self, request: Request, text: str, ended: bool) -> ParsedAnswer:
-        thinker = self._thoughts[request.index]
-        output = request.output if ended else None
-        thoughts, text = thinker.push(text, output)
-        if not self._parses:
-            return ParsedAnswer(text, [], thoughts)
-        parser = self._texts[request.index]
-        text = parser.push(text)
-        if not ended:
-            return ParsedAnswer(text, [], thoughts)
-        prompt = request.tokens[: request.prompt_length]
-        parsed = parser.finish(prompt, request.output[thinker.length :])
-        calls = parsed.calls[: self._max_calls]
-        return ParsedAnswer(text + parsed.text, calls, thoughts + parsed.reasoning)
-
 
 Builder = TextBuilder | ChatBuilder
+Build = Callable[[Request], Builder]
 
 
 async def answer(
-    http: HttpRequest, worker: Worker, builder: Builder, body: Generation, job: Job
+    http: HttpRequest, worker: Worker, build: Build, body: Generation, job: Job
 ) -> Response:
     """The response of a job. Raises ApiError when a request fails before the first token."""
     updates = _updates(http, worker, job, body.form_field)
-    head: dict[str, Any] = {"id": f"{builder.prefix}-{uuid4().hex}", "created": int(time.time())}
+    builders = [build(request) for request in job.requests]
+    first = builders[0]
+    head: dict[str, Any] = {"id": f"{first.prefix}-{uuid4().hex}", "created": int(time.time())}
     head["model"] = worker.metrics.model
     if body.stream:
-        return stream(_parts(head, builder, job, updates, body.stream_options))
+        return stream(_parts(head, builders, job, updates, body.stream_options))
     async for _ in updates:
         pass
-    choices: list[Any] = [builder.whole(request) for request in job.requests]
-    made = builder.response(**head, choices=choices, usage=usage(job))
+    choices: list[Any] = [builder.whole() for builder in builders]
+    made = first.response(**head, choices=choices, usage=usage(job))
     return Response(made.model_dump_json(), media_type="application/json")
 
 
 async def _parts(
     head: dict[str, Any],
-    builder: Builder,
+    builders: list[Builder],
     job: Job,
     updates: AsyncGenerator[Update],
     options: StreamOptions,
 ) -> AsyncGenerator[Event]:
     """The parts of a streamed response."""
+    first = builders[0]
     hidden = None if options.include_usage else {"usage"}
 
     def made(choices: list[Any], counts: Usage | None = None) -> Event:
-        return builder.chunk(**head, choices=choices, usage=counts).model_dump(exclude=hidden)
+        return first.chunk(**head, choices=choices, usage=counts).model_dump(exclude=hidden)
 
-    spelling = Spelling(builder.tokenizer) if options.peagle_drafts else None
+    spelling = Spelling(first.tokenizer) if options.peagle_drafts else None
     async with aclosing(updates):
-        for request in job.requests:
-            if opening := builder.opening(request.index):
+        for builder in builders:
+            if opening := builder.opening():
                 yield made([opening])
         async for update in updates:
             text = "".join(chunk.text for chunk in update.chunks)
             logprobs = [one.logprob for one in update.chunks if one.logprob is not None]
-            choice = builder.part(update.request, text, logprobs, update.ended)
+            choice = builders[update.request.index].part(text, logprobs, update.ended)
             if spelling is not None:
                 trees = [_tree(each, spelling) for each in update.verified]
                 counts = update.tokens, update.stats, update.chunks

@@ -22,7 +22,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError
 from peagle.server import middleware, responses, schema
-from peagle.server.answers import Builder, ChatBuilder, TextBuilder, answer
+from peagle.server.answers import Build, ChatBuilder, TextBuilder, answer
 from peagle.server.console import Console
 from peagle.server.conversations import call_grammar, conversation_ids
 from peagle.server.metrics import Metrics
@@ -76,8 +76,8 @@ class Api:
         def token_ids() -> list[list[int]]:
             return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
 
-        builder = TextBuilder(self.llm.tokenizer)
-        return await self._generate(http, body, builder, len(prompts), token_ids)
+        build = partial(TextBuilder, self.llm.tokenizer)
+        return await self._generate(http, body, build, len(prompts), token_ids)
 
     async def chat(self, body: schema.ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
@@ -89,19 +89,18 @@ class Api:
         max_calls: int | None = 0
         if tools:
             max_calls = None if body.parallel_tool_calls else 1
-        builder = ChatBuilder(self.llm.tokenizer, max_calls)
 
         def token_ids() -> list[list[int]]:
-            builder.prompt = conversation_ids(self.llm, body.messages, tools, body.template_args)
-            return [builder.prompt]
+            return [conversation_ids(self.llm, body.messages, tools, body.template_args)]
 
-        return await self._generate(http, body, builder, 1, token_ids)
+        build = partial(ChatBuilder, self.llm.tokenizer, max_calls)
+        return await self._generate(http, body, build, 1, token_ids)
 
     async def _generate(
         self,
         http: HttpRequest,
         body: schema.Generation,
-        builder: Builder,
+        build: Build,
         count: int,
         token_ids: Callable[[], list[list[int]]],
     ) -> Response:
@@ -118,7 +117,7 @@ class Api:
         job = Job(count * body.n, body.n, body.stream and body.stream_options.peagle_drafts)
         with body.refusals():
             await self.worker.submit(job, make, bool(body.constraint()))
-        return await answer(http, self.worker, builder, body, job)
+        return await answer(http, self.worker, build, body, job)
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest

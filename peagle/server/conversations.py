@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from itertools import groupby
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import regex
@@ -22,8 +22,8 @@ from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.model.template import check_template, check_template_args
-from peagle.model.thoughts import answer_template, find_thoughts
-from peagle.server.responses import Function, ToolCall
+from peagle.model.thoughts import THINKING, answer_template, find_thoughts
+from peagle.server.responses import Delta, Function, ToolCall
 
 OPEN = "<tool_call>"  # Hermes and Qwen write calls between these
 CLOSE = "</tool_call>"
@@ -116,14 +116,6 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     raise InputError(why, field="tool_choice", fix="use 'auto' or 'none'")
 
 
-class ParsedAnswer(NamedTuple):
-    """An answer in its parts; without calls, all of it is text."""
-
-    text: str
-    calls: list[ToolCall]
-    reasoning: str = ""
-
-
 class ThoughtParser:
     """Separates the thoughts of one answer from the rest of its text, as it comes; once it has
     ended, where the marks of thoughts have no text. White space around thoughts is dropped. An
@@ -196,21 +188,46 @@ class ThoughtParser:
         return thoughts.strip(), self._held.removeprefix(thoughts).lstrip()
 
 
-class ResponseParser:
+class AnswerParser:
     """Parses one answer as it comes. Calls, and text that may become one, are held back; so is the
-    whole answer where a response template parses it, or where the marks of calls have no text."""
+    whole answer where a response template parses it, or where the marks of calls have no text.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    `max_calls`: how many are taken; None: any number, 0: none, as no tools were offered."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], max_calls: int | None
+    ) -> None:
         self._tokenizer = tokenizer
-        self._parses = answer_template(tokenizer) is not None
+        self._prompt = prompt
+        self._max_calls = max_calls
+        self._thoughts = ThoughtParser(tokenizer, prompt)
+        template = answer_template(tokenizer)
+        fields = (template or {}).get("fields", {})
+        self._plain = max_calls == 0 and not any(name in fields for name in THINKING)
+        self._by_template = template is not None
         added = tokenizer.backend_tokenizer.get_added_tokens_decoder().items()
         self._hidden = {i: t.content for i, t in added if t.special and t.content in (OPEN, CLOSE)}
         self._held = ""
 
-    def push(self, text: str) -> str:
-        """Add text; returns the text that is certainly no call."""
+    def push(self, text: str, output: list[int] | None = None) -> Delta:
+        """Add text; returns what is certain now. `output` are the tokens of an answer that has
+        ended."""
+        thoughts, text = self._thoughts.push(text, output)
+        if self._plain:
+            return Delta(content=text or None, reasoning=thoughts)
         self._held += text
-        if self._parses or self._hidden:
+        text = self._before_calls()
+        if output is None:
+            return Delta(content=text or None, reasoning=thoughts)
+        delta = self._finish(output[self._thoughts.length :])
+        delta.content = text + (delta.content or "") or None
+        delta.reasoning = thoughts + delta.reasoning
+        delta.tool_calls = delta.tool_calls[: self._max_calls]
+        return delta
+
+    def _before_calls(self) -> str:
+        """Take the text that is certainly no call."""
+        if self._by_template or self._hidden:
             return ""
         call = regex.search(regex.escape(OPEN), self._held, partial=True)
         at = len(self._held) if call is None else call.start()
@@ -218,22 +235,23 @@ class ResponseParser:
         self._held = self._held[at:]
         return certain
 
-    def finish(self, prompt: list[int], answer: list[int]) -> ParsedAnswer:
+    def _finish(self, answer: list[int]) -> Delta:
         """Parse the text that was held back, once the answer has ended."""
-        if self._parses:
-            message = to_message(self._tokenizer, prompt, answer, self._held)
+        if self._by_template:
+            message = to_message(self._tokenizer, self._prompt, answer, self._held)
             named = message.get("tool_calls") or []
             parsed = [_tool_call(call.get("function", call)) for call in named]
+            calls = [call for call in parsed if call is not None]
             reasoning = message.get("thinking") or message.get("reasoning_content") or ""
-            return ParsedAnswer(message["content"], [c for c in parsed if c is not None], reasoning)
+            return Delta(content=message["content"], reasoning=reasoning, tool_calls=calls)
         text = self._with_marks(answer) if self._hidden else self._held
         found = [_json_call(body) for body in CALL.findall(text)]
         if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
             found.pop()  # the answer was cut in the midst of a call: those before it are whole
         calls = [call for call in found if call is not None]
         if not calls or len(calls) < len(found):
-            return ParsedAnswer(self._held, [])  # broken calls stay text
-        return ParsedAnswer(CALL.sub("", text).strip(), calls)
+            return Delta(content=self._held)  # broken calls stay text
+        return Delta(content=CALL.sub("", text).strip(), tool_calls=calls)
 
     def _with_marks(self, answer: list[int]) -> str:
         """The text of an answer with the marks that decoding leaves out."""

@@ -14,7 +14,8 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.server.conversations import MAX_CALLS, ParsedAnswer, ResponseParser, call_grammar
+from peagle.server.conversations import MAX_CALLS, AnswerParser, call_grammar
+from peagle.server.responses import Delta
 
 ASKED: Any = [{"role": "system", "content": "a"}, {"role": "user", "content": "the cat"}]
 TOOL: Any = {"type": "function", "function": {"name": "sit", "parameters": {"type": "object"}}}
@@ -179,18 +180,18 @@ def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
 def test_what_looks_like_a_call(llm: LLM) -> None:
     """Text is held back only while it may be a call, and nothing is lost."""
     for text in ("a <tool", "a <b", "<tool_call>no json</tool_call>", "x<tool_call>", "plain"):
-        own = ResponseParser(llm.tokenizer)
-        certain = "".join(map(own.push, text))
-        rest = own.finish([], [])
-        assert (certain + rest.text, rest.calls) == (text, [])
-    own = ResponseParser(llm.tokenizer)
-    assert own.push("a < b") == "a < b"
-    assert own.push("<tool_") == ""
-    assert own.push("kit>") == "<tool_kit>"
-    own.push(CALL + CALL)
-    assert [call.function.name for call in own.finish([], []).calls] == ["sit", "sit"]
-    own.push(CALL[:-20])
-    assert len(own.finish([], []).calls) == 2, "one that was cut costs no others"
+        own = AnswerParser(llm.tokenizer, [], None)
+        deltas = [*map(own.push, text), own.push("", [])]
+        assert "".join(delta.content or "" for delta in deltas) == text
+        assert not any(delta.tool_calls for delta in deltas)
+    own = AnswerParser(llm.tokenizer, [], None)
+    assert own.push("a < b").content == "a < b"
+    assert own.push("<tool_").content is None
+    assert own.push("kit>").content == "<tool_kit>"
+    calls = own.push(CALL + CALL, []).tool_calls
+    assert [call.function.name for call in calls] == ["sit", "sit"]
+    calls = own.push(CALL[:-20], []).tool_calls
+    assert len(calls) == 2, "one that was cut costs no others"
 
 
 def test_calls_that_are_demanded_have_an_end(serve: Serve) -> None:
@@ -219,14 +220,15 @@ def test_a_tokenizer_that_parses() -> None:
     opening = "<|im_start|>assistant\n"
     tokenizer.response_template = {"start_anchor": opening, "fields": fields}
 
-    def emitted(text: str) -> ParsedAnswer:
-        own, ids = ResponseParser(tokenizer), tokenizer(text)["input_ids"]
-        assert own.push(text) == ""
-        return own.finish(tokenizer(opening)["input_ids"], ids)
+    def emitted(text: str) -> Delta:
+        own = AnswerParser(tokenizer, tokenizer(opening)["input_ids"], None)
+        assert own.push(text) == Delta()
+        return own.push("", tokenizer(text)["input_ids"])
 
-    text, calls, _ = emitted('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
-    assert (text, [call.function.name for call in calls]) == ("ok", ["sit"])
-    assert emitted('ok[CALL]{"name": "s') == ParsedAnswer('ok[CALL]{"name": "s', [])
+    parsed = emitted('ok[CALL]{"name": "sit", "arguments": {"on": "mat"}}[END]')
+    names = [call.function.name for call in parsed.tool_calls]
+    assert (parsed.content, names) == ("ok", ["sit"])
+    assert emitted('ok[CALL]{"name": "s') == Delta(content='ok[CALL]{"name": "s')
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -21,8 +21,7 @@ def request(answer: str) -> Any:
 
 
 def whole(answer: str, max_calls: int | None) -> Any:
-    ended = request(answer)
-    return ChatBuilder(TOKENIZER, max_calls).whole(ended)
+    return ChatBuilder(TOKENIZER, max_calls, request(answer)).whole()
 
 
 def test_whole() -> None:
@@ -31,9 +30,10 @@ def test_whole() -> None:
 
 
 def test_streamed() -> None:
-    form, ended = ChatBuilder(TOKENIZER, max_calls=0), request(THOUGHT)
-    assert form.part(ended, ended.text.text, [], ended=False).delta.model_dump() == {}
-    delta = form.part(ended, "", [], ended=True).delta
+    ended = request(THOUGHT)
+    form = ChatBuilder(TOKENIZER, 0, ended)
+    assert form.part(ended.text.text, [], ended=False).delta.model_dump() == {}
+    delta = form.part("", [], ended=True).delta
     assert (delta.content, delta.reasoning) == ("it sat", "hm")
 
 

@@ -1,6 +1,7 @@
 """Log-probabilities beside the text: bytes, names and offsets, whole and streamed."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,16 +67,17 @@ def rounds(tokenizer: PreTrainedTokenizerFast, ids: list[int], stop: tuple[str, 
     return found
 
 
-def told(form: Any, parts: Parts, stream: bool) -> dict[str, list[Any]]:
+def told(build: Any, parts: Parts, stream: bool) -> dict[str, list[Any]]:
     """The log-probabilities of an answer: lists by name."""
     if not stream:
         logprobs, text = [p for more, _ in parts for p in more], "".join(t for _, t in parts)
-        whole = form.whole(ended_request(text, asked=2, logprobs=logprobs))
+        whole = build(ended_request(text, asked=2, logprobs=logprobs)).whole()
         return whole.model_dump()["logprobs"]
+    form = build(ended_request(asked=2))
     found: dict[str, list[Any]] = {}
     for number, (logprobs, text) in enumerate(parts, start=1):
         ended = number == len(parts)
-        part = form.part(ended_request(asked=2), text, logprobs, ended=ended).model_dump()
+        part = form.part(text, logprobs, ended=ended).model_dump()
         for name, values in (part["logprobs"] or {}).items():
             found.setdefault(name, []).extend(values or [])
     return found
@@ -83,7 +85,7 @@ def told(form: Any, parts: Parts, stream: bool) -> dict[str, list[Any]]:
 
 def chat(tokenizer: Any, parts: Parts, stream: bool) -> list[Any]:
     """Entries of /v1/chat/completions."""
-    return told(ChatBuilder(tokenizer, max_calls=0), parts, stream)["content"]
+    return told(partial(ChatBuilder, tokenizer, 0), parts, stream)["content"]
 
 
 def joined(entries: list[Any]) -> bytes:
@@ -192,7 +194,7 @@ def test_offsets_are_of_the_text(make: Callable[[], Any], stream: bool) -> None:
     """In characters; a token inside a character has that character's."""
     tokenizer, text = make(), "x 👍 cat é日x"
     ids = tokenizer(text.replace(" ", "▁") if make is byte_fallback else text)["input_ids"]
-    shown = told(TextBuilder(tokenizer), rounds(tokenizer, ids), stream)
+    shown = told(partial(TextBuilder, tokenizer), rounds(tokenizer, ids), stream)
     assert len(shown["text_offset"]) == len(ids)
     for name, offset in zip(shown["tokens"], shown["text_offset"], strict=True):
         if name.startswith("bytes:"):
@@ -213,7 +215,7 @@ def test_tokens_of_one_text_do_not_collide(stream: bool) -> None:
         ([TokenLogprob(byte, -1.0, top)], "A"),
         ([TokenLogprob(letter, -0.5, top)], "A"),
     ]
-    shown = told(TextBuilder(tokenizer), parts, stream)
+    shown = told(partial(TextBuilder, tokenizer), parts, stream)
     assert shown["tokens"] == ["x", "A", "A"]
     assert [len(best) for best in shown["top_logprobs"]] == [4, 4, 4]
     plain, emitted, _ = shown["top_logprobs"]
@@ -225,6 +227,6 @@ def test_an_emitted_token_that_was_not_likely() -> None:
     tokenizer = byte_level()
     x, y = tokenizer.convert_tokens_to_ids(["x", "y"])
     parts = [([TokenLogprob(x, -9.0, [(y, -0.1)])], "x")]
-    shown = told(TextBuilder(tokenizer), parts, stream=False)
+    shown = told(partial(TextBuilder, tokenizer), parts, stream=False)
     assert shown["top_logprobs"] == [{"x": -9.0, "y": -0.1}]
     assert shown["token_logprobs"] == [-9.0]

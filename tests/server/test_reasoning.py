@@ -31,8 +31,7 @@ def parse(
 ) -> tuple[str, str, Any]:
     """Reasoning, content, and the rest of a choice, of an answer that comes token by token."""
     prompt = prompt_ids(tokenizer, ASKED, Style(None, args))
-    form, output = ChatBuilder(tokenizer, calls), ids(tokenizer, answer)
-    form.prompt = prompt
+    output = ids(tokenizer, answer)
     text, pieces = TextStream(tokenizer, stop), list[str]()
     for token in output:
         piece, stopped = text.push(token)
@@ -40,12 +39,12 @@ def parse(
         if stopped:
             break
     pieces.append(text.finish())
-    request = ended_request(text.text, prompt, output)
+    form = ChatBuilder(tokenizer, calls, ended_request(text.text, prompt, output))
     if not stream:
-        message = form.whole(request).message
+        message = form.whole().message
         return message.reasoning, message.content, message.tool_calls
-    deltas = [form.part(request, piece, [], ended=False).delta for piece in pieces]
-    deltas.append(form.part(request, "", [], ended=True).delta)
+    deltas = [form.part(piece, [], ended=False).delta for piece in pieces]
+    deltas.append(form.part("", [], ended=True).delta)
     reasoning = "".join(delta.reasoning for delta in deltas)
     content = "".join(delta.content or "" for delta in deltas)
     return reasoning, content, deltas[-1].tool_calls
@@ -121,10 +120,9 @@ def test_a_stop_among_thoughts(marks: str, stream: bool) -> None:
 
 def test_thoughts_come_as_they_are_thought() -> None:
     tokenizer = byte_level()
-    form = ChatBuilder(tokenizer, 0)
-    form.prompt = prompt_ids(tokenizer, ASKED)
+    form = ChatBuilder(tokenizer, 0, ended_request(prompt=prompt_ids(tokenizer, ASKED)))
     pieces = ["<think>", "hm", " so", " ", "</think>", "\n", "it", " sat"]
-    deltas = [form.part(ended_request(), piece, [], ended=False).delta for piece in pieces]
+    deltas = [form.part(piece, [], ended=False).delta for piece in pieces]
     assert [delta.reasoning for delta in deltas[1:4]] == ["hm", " so", ""]
     assert [delta.content for delta in deltas[5:]] == [None, "it", " sat"]
 
