@@ -13,8 +13,9 @@ Shapes: D documents and N tokens of the shard, F feature layers, E target hidden
 
 import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ CHANGED = {
 class Origin:
     """The source and the settings of a whole capture; to continue it, all but `target` must agree.
 
-    target: Name that the user gave.
+    target: Name that the user gave: a folder may be moved.
     config_hash, weights_hash, template_hash: Hashes of the target (model/fingerprints.py).
     max_length: Tokens that a document was cut to.
     shard_bytes: Size of a shard, which holds whole documents, at least one.
@@ -53,7 +54,7 @@ class Origin:
     documents: Count of documents in the whole capture.
     """
 
-    target: str
+    target: str = field(compare=False)
     config_hash: str
     weights_hash: str
     template_hash: str
@@ -153,8 +154,7 @@ def target_hashes(target: BaseTarget) -> dict[str, Any]:
 
 
 def difference(was: Origin, now: Origin) -> str:
-    """Name the first difference between two captures; empty when there is none. The target's name
-    may differ: it may be a folder that was moved."""
+    """Name the first difference between two captures; empty when there is none."""
     old_fields = asdict(replace(was, target=now.target))
     for name, new in asdict(now).items():
         old = old_fields[name]
@@ -199,14 +199,12 @@ class Captures(Documents[Shard]):
         if len({folder.resolve() for folder in folders}) < len(folders):
             fix = "name each once"
             raise InputError("a captured folder is named twice", field="data", fix=fix)
-        found: dict[Origin, list[Shard]] = {}  # of each capture
+        found = defaultdict[Origin, list[Shard]](list)  # of each capture
         for folder in folders:
             shards = read_shards(folder)
             if not shards:
                 raise InputError("a folder without captured shards", field="data", value=folder)
-            origin = shards[0].origin
-            same = (known for known in found if not difference(known, origin))
-            found.setdefault(next(same, origin), []).extend(shards)
+            found[shards[0].origin] += shards
         self.captures = [_in_order(shards) for shards in found.values()]
         lacking = [shards for shards in self.captures if _gap(shards)]
         if len(lacking) > 1:  # parts of one capture are meant
