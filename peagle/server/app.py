@@ -29,10 +29,6 @@ from peagle.server.metrics import Metrics
 from peagle.server.responses import ApiError, respond
 from peagle.server.worker import Job, Worker
 
-# The handler of /invocations chooses the model of its body.
-SCHEMAS = [{"$ref": f"#/components/schemas/{name}"} for name in ("CompletionBody", "ChatBody")]
-EITHER_BODY = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": SCHEMAS}}}}}
-
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -157,10 +153,11 @@ def create_app(api: Api, announce: Callable[[], None] = lambda: None) -> FastAPI
         yield
         await api.worker.stop()
 
+    texts = responses.TEXTS
     app = FastAPI(
         title="peagle",
         version=__version__,
-        description=responses.ABOUT,
+        description=texts["about"],
         responses=responses.ERRORS,
         lifespan=lifespan,
         docs_url=None,
@@ -171,10 +168,10 @@ def create_app(api: Api, announce: Callable[[], None] = lambda: None) -> FastAPI
     either = responses.generated(responses.Completion | responses.ChatCompletion)
     app.post("/v1/completions", responses=text)(api.completions)
     app.post("/v1/chat/completions", responses=chat)(api.chat)
-    app.post("/invocations", responses=either, openapi_extra=EITHER_BODY)(api.invocations)
+    app.post("/invocations", responses=either, openapi_extra=texts["either_body"])(api.invocations)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.about)
-    app.get("/metrics", responses=responses.PLAIN_TEXT)(api.metrics_text)
+    app.get("/metrics", responses=texts["plain_text"])(api.metrics_text)
     for path in middleware.OPEN:
         app.get(path, responses=responses.HEALTH, openapi_extra={"security": []})(api.health)
     for kind in (HTTPException, RequestValidationError, ValidationError, InputError, Exception):

@@ -4,46 +4,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, Stats
 from peagle.engine.tree import Draft
 
-LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920,
-           7680)  # fmt: skip
-FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5,
-               10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
-TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
-         80)  # fmt: skip
+TABLES = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text())
 REASONS = ("stop", "length", "abort", "error")
-COUNTERS = {
-    "vllm:prefix_cache_queries": "Prompt tokens looked up.",
-    "vllm:prefix_cache_hits": "Prompt tokens found.",
-    "vllm:prompt_tokens": "Tokens of prompts that have been run.",
-    "vllm:generation_tokens": "Tokens of answers.",
-    "vllm:num_preemptions": "Requests put off for others.",
-}
 # Counters that follow from a request's statistics.
-DRAFTING: dict[str, tuple[str, Callable[[Stats], int]]] = {
-    "vllm:spec_decode_num_drafts": ("Rounds with drafts.", lambda s: s.rounds),
-    "vllm:spec_decode_num_draft_tokens": ("Draft tokens.", lambda s: s.drafted),
-    "vllm:spec_decode_num_accepted_tokens": ("Accepted draft tokens.", lambda s: sum(s.accepted)),
-    "peagle:spec_decode_num_accepted_tokens_from_lookup": (
-        "Accepted draft tokens that only lookup proposed.",
-        lambda s: s.accepted_from_lookup,
-    ),
-    "peagle:decode_forwards": ("Decoding rounds, counted per request.", lambda s: s.forwards),
-    "peagle:decode_rows": ("Target rows of these rounds.", lambda s: s.forwards + s.drafted),
-    "peagle:decode_tokens": ("Tokens emitted by these rounds.", lambda s: s.tokens),
-}
-HISTOGRAMS = {
-    "time_to_first_token": FIRST_TOKEN,
-    "inter_token_latency": TOKEN,
-    "request_time_per_output_token": TOKEN,
-    "e2e_request_latency": LATENCY,
+DRAFTING: dict[str, Callable[[Stats], int]] = {
+    "vllm:spec_decode_num_drafts": lambda s: s.rounds,
+    "vllm:spec_decode_num_draft_tokens": lambda s: s.drafted,
+    "vllm:spec_decode_num_accepted_tokens": lambda s: sum(s.accepted),
+    "peagle:spec_decode_num_accepted_tokens_from_lookup": lambda s: s.accepted_from_lookup,
+    "peagle:decode_forwards": lambda s: s.forwards,
+    "peagle:decode_rows": lambda s: s.forwards + s.drafted,
+    "peagle:decode_tokens": lambda s: s.tokens,
 }
 
 
@@ -104,11 +85,11 @@ class Metrics:
         gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
         gauge("vllm:kv_cache_usage_perc", lambda: 1 - pool.free / pool.count)
         gauge("peagle:spec_decode_chosen_k", lambda: engine.last_depth)  # vLLM's K never changes
-        abouts = COUNTERS | {name: about for name, (about, _) in DRAFTING.items()}
-        self._counters = {name: made(Counter, name, about) for name, about in abouts.items()}
+        counters = TABLES["counters"].items()
+        self._counters = {name: made(Counter, name, about) for name, about in counters}
         self._histograms = {
-            name: made(Histogram, f"vllm:{name}_seconds", "Seconds.", buckets=buckets)
-            for name, buckets in HISTOGRAMS.items()
+            name: made(Histogram, name, "Seconds.", buckets=buckets)
+            for name, buckets in TABLES["histograms"].items()
         }
         ended = counter("vllm:request_success", "Requests ended.", "finished_reason")
         self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
@@ -134,19 +115,19 @@ class Metrics:
         self._drafting(track)
         if request.finish_reason is not None:
             self._ended[request.finish_reason].inc()
-            self._histograms["e2e_request_latency"].observe(now - track.arrived)
+            self._histograms["vllm:e2e_request_latency_seconds"].observe(now - track.arrived)
             if track.tokens > 1:
                 seconds = (track.last - track.first) / (track.tokens - 1)
-                self._histograms["request_time_per_output_token"].observe(seconds)
+                self._histograms["vllm:request_time_per_output_token_seconds"].observe(seconds)
 
     def _tokens(self, track: RequestMetrics, new: int, now: float) -> None:
         self._counters["vllm:generation_tokens"].inc(new)
         if track.tokens:
-            self._histograms["inter_token_latency"].observe(now - track.last)
+            self._histograms["vllm:inter_token_latency_seconds"].observe(now - track.last)
         else:
             track.first = now
             self._counters["vllm:prompt_tokens"].inc(track.request.prompt_length)
-            self._histograms["time_to_first_token"].observe(now - track.arrived)
+            self._histograms["vllm:time_to_first_token_seconds"].observe(now - track.arrived)
         track.tokens += new
         track.last = now
 
@@ -155,7 +136,7 @@ class Metrics:
         before = track.stats
         if stats.forwards == before.forwards:
             return
-        for name, (_, count) in DRAFTING.items():
+        for name, count in DRAFTING.items():
             self._counters[name].inc(count(stats) - count(before))
         positions = zip_longest(stats.accepted, before.accepted, fillvalue=0)
         for position, (new, old) in enumerate(positions):

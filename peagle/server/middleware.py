@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -40,21 +41,7 @@ CLOSE = {"connection": "close"}
 ATTRIBUTES = b"x-amzn-sagemaker-custom-attributes"
 FOLDER = Path(__file__).with_name("ui")
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-# The page runs its own files only, and text can become markup nowhere (trusted types).
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",
-}
+HEADERS = yaml.safe_load(Path(__file__).with_name("pages.yaml").read_text())
 
 
 class Pages:

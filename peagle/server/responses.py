@@ -2,8 +2,10 @@
 /openapi.json."""
 
 from operator import not_
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -13,32 +15,7 @@ from starlette.exceptions import HTTPException
 from peagle.engine.tree import Source
 from peagle.errors import InputError, shortened
 
-ABOUT = (
-    "OpenAI's API with vLLM's additions, SageMaker's two routes and Prometheus' one. A field that "
-    "is null counts as left out. An unlisted field is ignored, or refused where it would change "
-    "the answer or its name is close to a listed one."
-)
-CLIENT_ERRORS = (
-    "400: a field cannot be used: `param` names it, the message its value and the fix. 401: the "
-    "API key is missing or wrong. 404: the model is not served here. 408: the body took too long. "
-    "413: the body is too large. 429: too many requests wait: retry after `Retry-After` seconds."
-)
-SERVER_ERRORS = (
-    "500: the server failed. 503: the server ends, its engine has failed, or the answer did not "
-    "begin in time."
-)
-KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    429: "rate_limit_error",
-    500: "server_error",
-    503: "service_unavailable_error",
-}
-ROUTES = "there are POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
-GONE = {  # routes of earlier versions, and what does it now
-    "/tokenize": "the model's tokenizer counts tokens, and so does an answer's usage.prompt_tokens",
-    "/detokenize": "the model's tokenizer decodes tokens",
-}
+TEXTS = yaml.safe_load(Path(__file__).with_name("responses.yaml").read_text())
 Responses = dict[int | str, dict[str, Any]]
 LeftOut = Field(exclude_if=not_)  # a field without a value is not sent
 
@@ -221,20 +198,16 @@ class Health(Answer):
     status: Literal["ok", "draining", "failed"]
 
 
-RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
 ERRORS: Responses = {
-    "4XX": {"model": Error, "description": CLIENT_ERRORS, "headers": RETRY_AFTER},
-    "5XX": {"model": Error, "description": SERVER_ERRORS, "headers": RETRY_AFTER},
+    status: {"model": Error, "description": TEXTS[text], "headers": TEXTS["retry_after"]}
+    for status, text in {"4XX": "client_errors", "5XX": "server_errors"}.items()
 }
 HEALTH: Responses = {n: {"model": Health, "description": "The state."} for n in (200, 503)}
-PLAIN_TEXT: Responses = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
 def generated(model: Any) -> Responses:
     """Responses of a route that generates: `model`, or events where the body sets `stream`."""
-    data = {"type": "string", "description": "A part of the answer as JSON, an error, or [DONE]."}
-    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
-    return {200: {"model": model, "content": {"text/event-stream": {"schema": event}}}}
+    return {200: {"model": model, "content": TEXTS["events"]}}
 
 
 def document_key(app: FastAPI) -> None:
@@ -262,7 +235,7 @@ class ApiError(HTTPException):
 
     def body(self) -> dict[str, Any]:
         """The JSON object of the response."""
-        kind = KINDS.get(self.status_code, "invalid_request_error")
+        kind = TEXTS["types"].get(self.status_code, "invalid_request_error")
         detail = ErrorDetail(message=self.detail, type=kind, param=self.param, code=self.code)
         return Error(error=detail).model_dump()
 
@@ -286,7 +259,8 @@ def _to_api_error(request: Request, error: Exception) -> ApiError:
             return _invalid_body(error)
         case HTTPException(status_code=404 | 405):
             path = request.url.path
-            why = f"{request.method} {path}: no such route, {GONE.get(path, ROUTES)}"
+            other = TEXTS["gone"].get(path, TEXTS["routes"])
+            why = f"{request.method} {path}: no such route, {other}"
             return ApiError(error.status_code, why)
         case HTTPException():
             return ApiError(error.status_code, error.detail)
