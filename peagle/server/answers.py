@@ -25,7 +25,7 @@ from peagle.server.logprobs import AnswerLogprobs, Spelling, Token, of_chat, of_
 from peagle.server.metrics import Verified
 from peagle.server.responses import ApiError, Drafts, Piece, Tree, Usage
 from peagle.server.schema import Generation, StreamOptions
-from peagle.server.worker import Event, Job, Update, Worker
+from peagle.server.worker import FAILED, Event, Job, Update, Worker
 
 Logprobs = list[TokenLogprob]
 
@@ -197,10 +197,13 @@ async def _updates(
     requests that still run are cancelled and the call's end is noted in `scope["note"]`.
     `form_field` of the body constrains the answers' form.
 
-    Raises ApiError when a request fails."""
+    Raises ApiError when a request, or the engine, fails."""
     watch = asyncio.create_task(_cancel_if_left(http, job))
     try:
-        async for update in job.updates():
+        while job.left or not job.updates.empty():
+            update = await job.updates.get()
+            if update is None:
+                raise ApiError(500, FAILED)
             if update.ended and update.request.failure is not None:
                 raise _failed(update.request, worker.too_late, form_field)
             yield update

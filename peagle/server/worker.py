@@ -10,9 +10,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -46,35 +46,23 @@ class Update:
     verified: list[Verified]  # empty where the job is not traced
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """The requests of one call: `copies` answers to each of its prompts. It counts before they are
-    made. `traced`: its client asks for verified drafts."""
+    made."""
 
-    def __init__(self, count: int, copies: int, traced: bool) -> None:
-        self.copies = copies
-        self.traced = traced
-        self.arrived = time.monotonic()
-        self.tracks = list[RequestMetrics]()
-        self.left = count  # requests that have not ended
-        self.cancelled = False  # its requests are to end as they are
-        self._received: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the engine failed
+    left: int  # requests that have not ended
+    copies: int
+    traced: bool  # its client asks for verified drafts
+    cancelled: bool = False  # its requests are to end as they are
+    arrived: float = field(default_factory=time.monotonic)
+    tracks: list[RequestMetrics] = field(default_factory=list)
+    # None: the engine failed.
+    updates: asyncio.Queue[Update | None] = field(default_factory=asyncio.Queue)
 
     @property
     def requests(self) -> list[Request]:
         return [track.request for track in self.tracks]
-
-    def receive(self, update: Update | None) -> None:
-        """Take an update; None when the engine has failed."""
-        self._received.put_nowait(update)
-        self.left -= update is not None and update.ended
-
-    async def updates(self) -> AsyncIterator[Update]:
-        """Updates until all requests have ended. Raises ApiError when the engine fails."""
-        while self.left or not self._received.empty():
-            update = await self._received.get()
-            if update is None:
-                raise ApiError(500, FAILED)
-            yield update
 
 
 class Worker:
@@ -160,11 +148,12 @@ class Worker:
     def _fail(self) -> None:
         self.cancelled = True
         while self._jobs:
-            self._jobs.pop().receive(None)
+            self._jobs.pop().updates.put_nowait(None)
 
     def _deliver(self, updates: list[tuple[Job, Update]]) -> None:
         for job, update in updates:
-            job.receive(update)
+            job.updates.put_nowait(update)
+            job.left -= update.ended
             if not job.left:
                 self._jobs.discard(job)
 
