@@ -119,6 +119,7 @@ def serve(
 
     check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
+    check_host(host, api_key, allow_no_key)
     named = [name for name in common.NOT_VLLMS if given(context, name)]
     chosen = common.resolve_engine(engine, vllm_python, named, options.device)
     check_host(host, api_key, allow_no_key)

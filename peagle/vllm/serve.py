@@ -77,26 +77,24 @@ def prepare(settings: ServeSettings) -> Launch:
     entry = known_entry(settings.target) or Entry(settings.target, {})
     load = settings.max_batch or flags.usual_load(entry)
     head = _find_head(settings, installed.version)
-    if head is not None:
-        head = replace(head, k=settings.k or flags.k_for_load(head.k, load))
     drafting = "set by its flags" if _flags_draft(settings) else "no head"
     needed = list[str]()
     if head is not None:
+        head = replace(head, k=settings.k or flags.k_for_load(head.k, load))
         drafting, needed = plan(installed, head, target_config(settings.target))
+        parallel = head.method in PARALLEL_METHODS
+        drafts = flags.speculative_config(parallel, str(head.folder), head.k)
+        needed += ["--speculative-config", json.dumps(drafts)]
     given = {**entry.vllm_env, **os.environ}
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
     environ = server_environment(installed, head, given)
     if given.get("VLLM_API_KEY"):
-        needed = [*needed, "--middleware", KEY_MIDDLEWARE]
+        needed += ["--middleware", KEY_MIDDLEWARE]
         paths = [str(MIDDLEWARE), *filter(None, [given.get("PYTHONPATH")])]
         environ["PYTHONPATH"] = os.pathsep.join(paths)
     catalog = flags.flag_options(_catalog_flags(entry, head, load, installed))
     options = [*catalog, *_options(settings), *needed, *settings.flags]
-    if head is not None:
-        parallel = head.method in PARALLEL_METHODS
-        drafts = flags.speculative_config(parallel, str(head.folder), head.k)
-        options += ["--speculative-config", json.dumps(drafts)]
     path, _ = locate(settings.target)
     command = [str(python), *PROGRAMS[installed.package], path, *options]
     where = f"{settings.host}:{settings.port}"
