@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from typing import Any, TypeGuard, TypeVar
@@ -170,34 +171,26 @@ def read_examples(
 
 def _keep(folder: Path, examples: Iterator[Example]) -> None:
     """Write documents to a folder, whole or not at all, and the warnings that come with them."""
+    tokens = 0
+
+    def file_of(example: Example) -> int:
+        nonlocal tokens
+        tokens += len(example.ids)
+        return tokens // FILE
+
     made = folder.with_suffix(".making")
     shutil.rmtree(made, ignore_errors=True)  # a killed process leaves it
     made.mkdir()
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", InputWarning)
-            for number, some in enumerate(_files(examples)):
-                save_file(tensors_of(some), made / f"{number:05d}.safetensors")
+            for number, some in groupby(examples, file_of):
+                save_file(tensors_of(list(some)), made / f"{number:05d}.safetensors")
         texts = [str(each.message) for each in caught if each.category is InputWarning]
         (made / LEFT_OUT).write_text(json.dumps(texts))
         os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-
-
-def _files(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    """Yield the documents of each file."""
-    some = list[Example]()
-    tokens = 0
-    for example in examples:
-        some.append(example)
-        tokens += len(example.ids)
-        if tokens >= FILE:
-            yield some
-            some = []
-            tokens = 0
-    if some:
-        yield some
 
 
 def documents_of(
