@@ -168,12 +168,9 @@ def _files(process: Process, documents: Sequence[list[int]]) -> Iterator[Path]:
     """The files of all documents in their order. While a window's are read, the next one runs."""
     count = max(1, WINDOW // max(map(len, documents)))
     left = iter(documents)
-    process.send(list(islice(left, count)))
-    sent = True
-    while sent:
-        following = list(islice(left, count))
-        sent = bool(following)
-        if sent:
-            process.send(following)
-        for file in process.receive():
-            yield Path(file)
+    windows = iter(lambda: list(islice(left, count)), [])
+    process.send(next(windows))
+    for window in windows:
+        process.send(window)
+        yield from map(Path, process.receive())
+    yield from map(Path, process.receive())
