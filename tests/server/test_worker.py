@@ -79,6 +79,19 @@ def test_the_time_is_over(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     until(lambda: all_free(running))
 
 
+def test_the_time_counts_from_the_arrival(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenising a prompt and compiling a grammar are a part of it."""
+    running = serve(max_seconds=0.05)
+    make_requests = LLM.make_requests
+
+    def slow(*args: Any) -> list[Request]:
+        time.sleep(0.1)
+        return make_requests(*args)
+
+    monkeypatch.setattr(LLM, "make_requests", slow)
+    assert running.post("/v1/completions", json=BODY).status_code == 503
+
+
 def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(middleware, "BODY_SECONDS", 0.1)
     host, port = running.url.removeprefix("http://").split(":")
