@@ -121,9 +121,7 @@ def serve(
     model = served_model_name or model_name(target)
     check_host(host, api_key, allow_no_key)
     named = [name for name in common.NOT_VLLMS if given(context, name)]
-    chosen = common.resolve_engine(engine, vllm_python, named, options.device)
-    check_host(host, api_key, allow_no_key)
-    if chosen == "vllm":
+    if common.resolve_engine(engine, vllm_python, named, options.device) == "vllm":
         from peagle.vllm.serve import ServeSettings
 
         settings = ServeSettings(
