@@ -6,7 +6,6 @@ first, with less stack than any thread here has.
 """
 
 import json
-import os
 import resource
 import select
 import signal
@@ -35,10 +34,9 @@ class GrammarChecker:
     ) -> None:
         """`tokenizer` is the JSON of a fast tokenizer; `limits` are fields of LLParserLimits."""
         setup = {"tokenizer": tokenizer, "vocabulary": vocabulary, "ends": ends, "limits": limits}
-        setup |= {"stack": _stack(), "memory": MEMORY, "seconds": SECONDS}
-        self._setup = json.dumps(setup)
+        self._setup = setup | {"stack": _stack(), "memory": MEMORY, "seconds": SECONDS}
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
         """Start the process now, not with the first grammar."""
@@ -55,27 +53,29 @@ class GrammarChecker:
             return _reason(self._try(grammar))
 
     def _try(self, grammar: str) -> int:
-        """The wait status of a process that compiled it."""
+        """The exit code of a process that compiled it."""
         for _ in range(2):  # start again if the process has died
-            process = self._process or self._start()
+            process = self._process = self._process or self._start()
             with suppress(BrokenPipeError):
-                _send(process, grammar)
+                print(json.dumps(grammar), file=process.stdin, flush=True)
                 if line := _answer(process):
                     return int(line)
             _end(process)
             self._process = None
         raise RuntimeError(f"grammars cannot be tried: {PROGRAM.name} ends or does not answer")
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process = subprocess.Popen(
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            text=True,
             start_new_session=True,  # Ctrl-C is for the server, which ends it
         )
         weakref.finalize(self, _end, process)
-        _send(process, self._setup)
+        with suppress(BrokenPipeError):  # it has ended already
+            print(json.dumps(self._setup), file=process.stdin, flush=True)
         return process
 
 
@@ -86,35 +86,22 @@ def _stack() -> int:
     return min(STACK, smallest // 2)
 
 
-def _send(process: subprocess.Popen[bytes], text: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(text).encode() + b"\n")
-    process.stdin.flush()
-
-
-def _answer(process: subprocess.Popen[bytes]) -> bytes:
+def _answer(process: subprocess.Popen[str]) -> str:
     """The answer; empty when the process has ended or does not answer."""
     assert process.stdout is not None
     ready = select.select([process.stdout], [], [], PATIENCE)[0]
-    return process.stdout.readline() if ready else b""
+    return process.stdout.readline() if ready else ""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with suppress(BrokenPipeError):  # unread input
-            pipe.close()
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(BrokenPipeError), process:  # unread input
+        process.kill()
 
 
-def _reason(status: int) -> str | None:
-    """The reason that a wait status gives; None for success."""
-    if status == 0:
-        return None
-    if not os.WIFSIGNALED(status):
-        return "cannot be compiled"
-    number = os.WTERMSIG(status)
-    if number in (signal.SIGXCPU, signal.SIGALRM):
+def _reason(code: int) -> str | None:
+    """The reason that an exit code gives, negative for a signal; None for success."""
+    if code >= 0:
+        return "cannot be compiled" if code else None
+    if -code in (signal.SIGXCPU, signal.SIGALRM):
         return f"takes more than {SECONDS} seconds to compile"
-    return f"breaks the compiler ({signal.Signals(number).name})"
+    return f"breaks the compiler ({signal.Signals(-code).name})"

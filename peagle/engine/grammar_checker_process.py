@@ -4,9 +4,9 @@ runs as a script and imports nothing but llguidance.
 A child of it compiles each grammar, with little stack and little time: a grammar that makes native
 code crash or hang ends that child alone.
 
-Each line of the input is a JSON string. The first one is a JSON object: tokenizer (its JSON),
-vocabulary, ends, stack and memory (bytes), seconds (of CPU time), limits (llguidance's). Each later
-one is a grammar; the answer is a line with the child's wait status.
+The first line of the input is a JSON object: tokenizer (its JSON), vocabulary, ends, stack and
+memory (bytes), seconds (of CPU time), limits (llguidance's). Each later one is a grammar as a JSON
+string; the answer is a line with the child's exit code, negative for a signal.
 """
 
 import json
@@ -42,10 +42,10 @@ def exercise(grammar: str, tokenizer: LLTokenizer, limits: LLParserLimits) -> No
 
 
 def in_child(grammar: str, tokenizer: LLTokenizer, setup: dict[str, Any]) -> int:
-    """Exercise a grammar in a child of this process; its wait status."""
+    """Exercise a grammar in a child of this process; its exit code, negative for a signal."""
     child = os.fork()
     if child:
-        return os.waitpid(child, 0)[1]
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     status = 1
     try:
         signal.alarm(4 * setup["seconds"])
@@ -59,7 +59,7 @@ def in_child(grammar: str, tokenizer: LLTokenizer, setup: dict[str, Any]) -> int
 
 def main() -> None:
     """Answer until the input ends."""
-    setup = json.loads(json.loads(sys.stdin.readline()))
+    setup = json.loads(sys.stdin.readline())
     tokenizer = LLTokenizer(setup["tokenizer"], setup["vocabulary"], setup["ends"])
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_STACK, setup["stack"])

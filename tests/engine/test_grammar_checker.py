@@ -60,6 +60,16 @@ def test_a_killed_checker(checker: GrammarChecker, monkeypatch: pytest.MonkeyPat
         checker.refusal(third)
 
 
+def test_a_checker_that_ends_before_it_has_read_a_large_vocabulary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar_checker, "PROGRAM", grammar_checker.PROGRAM.with_name("none.py"))
+    checker = GrammarChecker(" " * 2**20, 128, [2], LIMITS)
+    checker.start()
+    with pytest.raises(RuntimeError, match="grammars cannot be tried"):
+        checker.refusal("")
+
+
 def test_it_ends_with_its_object() -> None:
     grammars = Grammars(make_target())
     grammars.matcher(SamplingParams(regex="a"))
