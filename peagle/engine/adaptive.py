@@ -16,6 +16,7 @@ numbers, would take several times as long.
 Shapes: K depths, C classes of chance.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -37,7 +38,11 @@ EXPLORE_NODES = 3  # nodes that are verified to explore
 EXPLORE_SHARE = 0.005  # maximum share of time for exploring nodes, and as much for exploring drafts
 DRAFT_WEIGHT = 1 / 64  # weight of a new draft in the expected one
 GUESS = 0.5  # chance of a node, given its parent, before anything was drafted
+SLOW = 8.0  # ratio of a slow forward's seconds to those that the engine began with
+MAX_SLOW_SECONDS = 10.0  # slow forwards in a row take this long before a warning
 CHANCES = [2 ** (-number / 4) for number in range(32)]  # (C,) of each class of nodes
+
+log = logging.getLogger(__name__)
 
 # Rows of each forward that drafts, by new slots and by the requests of every further depth.
 Passes = Callable[[float, Sequence[float]], Sequence[float]]
@@ -80,6 +85,9 @@ class AdaptiveBudget(Budget):
         super().__init__(k)
         self.passes = passes
         self.verify = verify
+        self._first_verify = deepcopy(verify)  # as the engine began
+        self._slow = 0.0  # seconds of the newest forwards, while all of them are slow
+        self._warned = False
         self.draft = draft  # of the first forward
         self.deeper = deepcopy(draft)  # of the others
         self.overhead = 0.0  # seconds of a round outside both models
@@ -93,6 +101,7 @@ class AdaptiveBudget(Budget):
     def learn(self, costs: Round) -> None:
         """Correct the costs by those of a round. What slows the target down slows the drafter,
         too, which does not run while it does not pay."""
+        self._watch(costs.rows, costs.verifying)
         factor = self.verify.observe([costs.rows], costs.verifying)
         if costs.drafter_rows:
             self._learn_drafting(costs.drafter_rows, costs.drafting)
@@ -100,6 +109,18 @@ class AdaptiveBudget(Budget):
             self.draft.scale(factor)
             self.deeper.scale(factor)
         self.overhead += MEASURED * (costs.overhead - self.overhead)
+
+    def _watch(self, rows: int, seconds: float) -> None:
+        """Warn once when the target's forwards have become far slower than they were."""
+        ratio = seconds / self._first_verify(rows)
+        self._slow = self._slow + seconds if ratio > SLOW else 0.0
+        if self._slow > MAX_SLOW_SECONDS and not self._warned:
+            self._warned = True
+            log.warning(
+                "forwards take %.0f times as long as before: other processes seem to use "
+                "this device; on a CPU, OMP_NUM_THREADS=1 leaves them room",
+                ratio,
+            )
 
     def _learn_drafting(self, rows: Sequence[float], seconds: float) -> None:
         """Rounds of several depths tell the first forward's costs from the others': an error is

@@ -2,14 +2,13 @@
 user's cache: what one run has learnt, the next one begins with."""
 
 import json
-import logging
 import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 from weakref import finalize
 
 import torch
@@ -30,11 +29,6 @@ PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
 MEASURED = 0.1  # weight of a new measurement
 FAR = 0.8  # power of a correction far from where it was measured
 MAX_RATIO = 1.5  # maximum of measured to expected seconds: a first forward may take ten times
-SLOW = 8.0  # ratio of a slow forward's seconds to those that the engine began with
-MAX_SLOW_SECONDS = 10.0  # slow forwards in a row take this long before a warning
-
-log = logging.getLogger(__name__)
-AnyCurve = TypeVar("AnyCurve", bound="Curve")
 
 
 class Curve:
@@ -84,30 +78,6 @@ class Curve:
         """The points between which some rows lie, which may be one point twice."""
         last = len(self.rows) - 1
         return max(0, bisect_right(self.rows, rows) - 1), min(last, bisect_left(self.rows, rows))
-
-
-class WatchedCurve(Curve):
-    """A copy of a measured curve, which warns once when forwards become far slower than it was."""
-
-    def __init__(self, measured: Curve) -> None:
-        super().__init__(dict(zip(measured.rows, measured.seconds, strict=True)))
-        self.measured = measured
-        self._slow_seconds = 0.0
-        self._warned = False
-
-    def observe(self, passes: Sequence[float], seconds: float) -> float:
-        """See `Curve.observe`."""
-        factor = super().observe(passes, seconds)
-        ratio = seconds / sum(map(self.measured, passes))
-        self._slow_seconds = self._slow_seconds + seconds if ratio > SLOW else 0.0
-        if self._slow_seconds > MAX_SLOW_SECONDS and not self._warned:
-            self._warned = True
-            log.warning(
-                "forwards take %.0f times as long as before: other processes seem to use "
-                "this device; on a CPU, OMP_NUM_THREADS=1 leaves them room",
-                ratio,
-            )
-        return factor
 
 
 def verify_curve(target: BaseTarget, model: TargetModel, max_rows: int) -> Curve:
@@ -184,11 +154,13 @@ class KeptCurve:
     curve: Curve
     file: Path
 
-    def correcting(self, copy: AnyCurve) -> AnyCurve:
-        """A copy of the curve. When it is no longer used, at the latest when the process ends, the
-        file gets what it has become, if that is faster: the next run may find a quiet machine."""
-        finalize(copy, _write, self.file, copy.rows, copy.seconds, sum(copy.seconds))
-        return copy
+    def copy(self) -> Curve:
+        """A copy for one engine to correct. When it is no longer used, at the latest when the
+        process ends, the file gets what it has become, if that is faster: the next run may find a
+        quiet machine."""
+        copied = deepcopy(self.curve)
+        finalize(copied, _write, self.file, copied.rows, copied.seconds, sum(copied.seconds))
+        return copied
 
 
 def kept_curve(

@@ -42,7 +42,7 @@ class SharedTarget:
             measure = partial(costs.verify_curve, target, self.model, max_rows)
             rows = costs.row_counts(max_rows)
             self._verify = costs.kept_curve(rows, decisive, target.device, measure)
-        return self._verify.correcting(costs.WatchedCurve(self._verify.curve))
+        return self._verify.copy()
 
     def draft_curve(self, model: DrafterModel, drafter: Drafter, max_rows: int) -> costs.Curve:
         """Costs of a drafter, up to `max_rows` rows, for one engine, which corrects them."""
@@ -50,8 +50,7 @@ class SharedTarget:
         shapes = [(name, weight.shape, weight.dtype) for name, weight in weights]
         measure = partial(costs.draft_curve, model, max_rows)
         rows = costs.row_counts(max_rows, costs.PROMPT_ROWS)
-        kept = costs.kept_curve(rows, (type(model), shapes), self.target.device, measure)
-        return kept.correcting(kept.curve)
+        return costs.kept_curve(rows, (type(model), shapes), self.target.device, measure).copy()
 
     @cached_property
     def max_characters(self) -> int:

@@ -13,7 +13,7 @@ from peagle.backends.torch import TorchBackend
 from peagle.engine import costs as measured_costs
 from peagle.engine import shared
 from peagle.engine.adaptive import AdaptiveBudget
-from peagle.engine.costs import Curve, WatchedCurve, kept_curve
+from peagle.engine.costs import Curve, kept_curve
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
@@ -83,8 +83,7 @@ def test_an_engines_end_keeps_lower_costs(target: Target, costs: Path, ratio: fl
 def test_a_bad_measurement_is_corrected_by_later_runs(costs: Path) -> None:
     """Ten times too slow, as when the machine was busy: three short runs mend it."""
     for _ in range(3):
-        kept = kept_curve([1, 2], ["model"], CPU, measured)
-        curve = kept.correcting(WatchedCurve(kept.curve))
+        curve = kept_curve([1, 2], ["model"], CPU, measured).copy()
         for _ in range(15):
             curve.observe([1], MEASURED[1] / 10)
         del curve
