@@ -16,7 +16,7 @@ from peagle.engine.request import Request
 from peagle.engine.run import Completion, Run
 from peagle.engine.sampling import Sampler, check_tokens
 from peagle.engine.setup import Setup
-from peagle.engine.shared import SharedTarget, open_target
+from peagle.engine.shared import SharedTarget
 from peagle.engine.text import TextStream
 from peagle.errors import InputError
 from peagle.heads.load import load_drafter
@@ -63,7 +63,7 @@ class LLM(Setup):
         if isinstance(target, SharedTarget):
             shared = target
         else:
-            shared = open_target(target, quantize, backend, deterministic=deterministic, **load)
+            shared = SharedTarget(target, quantize, backend, deterministic=deterministic, **load)
         drafter = head if isinstance(head, Drafter | None) else load_drafter(head, shared.target)
         method = None if drafter is None else method_of(drafter.config)
         drafting = Drafting.resolve(method, k, nodes, lookup)

@@ -23,14 +23,31 @@ class SharedTarget:
     """A target made ready to decode. All LLMs over it share it, and nothing here changes."""
 
     def __init__(
-        self, target: BaseTarget, *, own: bool, deterministic: bool, backend: Backend | None = None
+        self,
+        target: str | BaseTarget,  # one given by name is loaded first
+        quantize: str | None = None,  # "int8" or "int4": weights of its layers, on a CPU
+        backend: Backend | None = None,
+        *,
+        deterministic: bool = False,
+        **load: Any,
     ) -> None:
-        """`own`: the target has no other user."""
-        self.target = target
-        self.backend = backend or choose_backend(target.device, target.dtype, exact=deterministic)
-        self._sizes = weight_sizes(target)  # before the backend replaces weights
-        self.model = self.backend.target(target, own=own)
-        self.grammars = Grammars(target)
+        """Raises InputError as `load_target` does, and for settings that do not fit."""
+        if deterministic and backend is not None:
+            fix = "make the `backend` with exact=True instead"
+            raise InputError("a given backend has its own mode", field="deterministic", fix=fix)
+        if isinstance(target, str):
+            made = read_target(target, quantize, native=backend is None, **load)
+        elif quantize is None:
+            made = target
+        else:
+            why = "a loaded target cannot be quantized"
+            fix = "give the target by name"
+            raise InputError(why, field="quantize", value=quantize, fix=fix)
+        self.target = made
+        self.backend = backend or choose_backend(made.device, made.dtype, exact=deterministic)
+        self._sizes = weight_sizes(made)  # before the backend replaces weights
+        self.model = self.backend.target(made, own=isinstance(target, str))
+        self.grammars = Grammars(made)
         self.lock = threading.Lock()  # held while an engine is made
         self._verify: costs.KeptCurve | None = None  # for the largest count so far
 
@@ -76,28 +93,3 @@ def weight_sizes(target: BaseTarget) -> list[tuple[str, torch.Size]]:
     for layer in range(target.num_layers):
         found += [(name, weight.shape) for name, weight in target.layer_weights(layer).items()]
     return found
-
-
-def open_target(
-    target: str | BaseTarget,
-    kind: str | None,  # "int8" or "int4": weights of the target's layers, on a CPU
-    backend: Backend | None,
-    *,
-    deterministic: bool,
-    **load: Any,
-) -> SharedTarget:
-    """A target made ready to decode; one given by name is loaded first.
-
-    Raises InputError as `load_target` does, and for settings that do not fit.
-    """
-    if deterministic and backend is not None:
-        fix = "make the `backend` with exact=True instead"
-        raise InputError("a given backend has its own mode", field="deterministic", fix=fix)
-    if isinstance(target, BaseTarget):
-        if kind is not None:
-            why = "a loaded target cannot be quantized"
-            fix = "give the target by name"
-            raise InputError(why, field="quantize", value=kind, fix=fix)
-        return SharedTarget(target, own=False, deterministic=deterministic, backend=backend)
-    made = read_target(target, kind, native=backend is None, **load)
-    return SharedTarget(made, own=True, deterministic=deterministic, backend=backend)

@@ -45,7 +45,7 @@ def only_file(costs: Path) -> Path:
 
 def opened(target: Target, drafter: Drafter | None) -> tuple[LLM, Counting]:
     """An LLM with an engine, as another process makes it, and its target's model."""
-    ready = shared.SharedTarget(target, own=False, deterministic=False)
+    ready = shared.SharedTarget(target)
     ready.model = counting = Counting(ready.model)
     llm = LLM(ready, drafter, max_batch=2)
     assert llm.engine
@@ -112,7 +112,7 @@ def test_the_key_has_all_that_decides(changed: str, costs: Path) -> None:
     target, rows, backend = make_target(), 4, None
 
     def start() -> None:
-        made = shared.SharedTarget(target, own=False, deterministic=False, backend=backend)
+        made = shared.SharedTarget(target, backend=backend)
         made.verify_curve(rows)
 
     start()
