@@ -27,9 +27,6 @@ from peagle.model.thoughts import find_thoughts
 
 COMPILED = 16  # grammars that are kept; one may take 50 MB
 MAX_BYTES = 2**18  # text of a grammar
-MAX_DEPTH = 64  # levels of objects and lists in a JSON schema
-MAX_RULES = 1000  # rules of a Lark grammar, or definitions of a JSON schema
-RULE = re.compile(r"^\s*[?!]*\w+(\.\d+)?\s*(\[|\{|:)", re.MULTILINE)
 # llguidance's limits, with a lower one for the work before the first token.
 LIMITS: dict[str, Any] = {"verbose_errors": False, "initial_lexer_fuel": 300_000}
 # Between the tokens of JSON: a line break, and its indentation. Without bounds a small model may
@@ -129,10 +126,12 @@ class Grammars:
         return GrammarChecker(*self._setup, LIMITS)
 
     def _compile(self, form: str, text: str) -> LLMatcher:
-        check_size(form, text)
+        if (size := len(text.encode())) > MAX_BYTES:
+            why = f"has {size} bytes, at most {MAX_BYTES} are compiled"
+            raise InputError(why, field=form, value=text, fix="make it smaller")
         try:
             grammar = FORMS[form](text)
-        except ValueError as error:  # options inside a schema
+        except (ValueError, RecursionError) as error:  # of a schema: its options, its depth
             raise InputError(error_line(str(error)), field=form, value=text) from error
         if why := self._checker.refusal(grammar):
             raise InputError(why, field=form, value=text, fix="make it smaller or less deep")
@@ -141,39 +140,6 @@ class Grammars:
         if why := error_line(state.get_error()):
             raise InputError(UNMATCHABLE.get(why, why), field=form, value=text)
         return state
-
-
-def check_size(form: str, text: str) -> None:
-    """Raises InputError for a grammar that is too large to be compiled. It takes milliseconds."""
-    depth = rules = 0
-    if form == "json_schema":
-        depth, rules = measure(json.loads(text))
-    elif form == "grammar":
-        rules = len(RULE.findall(text))
-    sizes = {"bytes": (len(text.encode()), MAX_BYTES), "levels": (depth, MAX_DEPTH)}
-    for unit, (size, limit) in (sizes | {"rules": (rules, MAX_RULES)}).items():
-        if size > limit:
-            why = f"has {size} {unit}, at most {limit} are compiled"
-            raise InputError(why, field=form, value=text, fix="make it smaller")
-
-
-def measure(schema: Any) -> tuple[int, int]:
-    """(levels of objects and lists, entries of "$defs" and "definitions") of a JSON schema."""
-    deepest = 0
-    rules = 0
-    left = [(schema, 1)]
-    while left:
-        value, depth = left.pop()
-        if not isinstance(value, dict | list):
-            continue
-        deepest = max(deepest, depth)
-        if isinstance(value, dict):
-            for name in ("$defs", "definitions"):
-                if isinstance(value.get(name), dict):
-                    rules += len(value[name])
-            value = list(value.values())
-        left += [(part, depth + 1) for part in value]
-    return deepest, rules
 
 
 def after_thoughts(

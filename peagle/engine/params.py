@@ -141,7 +141,7 @@ def _json_text(schema: dict[str, Any] | str) -> str:
     try:
         value = json.loads(schema) if isinstance(schema, str) else schema
         text = json.dumps(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         why = f"not JSON ({first_line(error)})"
         raise InputError(why, field="json_schema", fix="give a schema") from error
     if not isinstance(value, dict):
