@@ -47,9 +47,9 @@ from peagle.train.processes import rebuilt
 
 Conversations = list[list[str]]  # user turns
 TREES = [
-    Drafting("p-eagle", "tree", 12),
-    Drafting("p-eagle", "tree", 12, lookup=True),
-    Drafting("eagle3", "tree", 12, lookup=True),
+    Drafting("p-eagle", None, 12),
+    Drafting("p-eagle", None, 12, lookup=True),
+    Drafting("eagle3", None, 12, lookup=True),
 ]
 NO_WINDOW = ", no window"  # in the names of data sets: the heads see all of the context
 LONGEST = {"HumanEval": 512, "MT-Bench": 256}  # tokens of an answer; MT-Bench asks twice
@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> None:
     folders = heads(args)
     before = json.loads(args.output.read_text())["rows"] if args.output.is_file() else []
     rows = {Cell(row["dataset"], Drafting.from_row(row)): row for row in before}
-    chains = [Drafting(method, "chain", k) for k in args.k for method in folders]
+    chains = [Drafting(method, k) for k in args.k for method in folders]
     llm = load("bfloat16", args.batch)
     for name, conversations in datasets(args).items():
         longest = args.max_tokens or LONGEST.get(name.partition(",")[0], 64)

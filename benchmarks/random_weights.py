@@ -177,7 +177,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     room = args.prompt_tokens + args.max_tokens + SPARE_TOKENS
     llm = LLM(target, kv_tokens=max(args.concurrency) * room)
     params = SamplingParams(max_tokens=args.max_tokens, ignore_eos=True)
-    ways = [Drafting(), *(Drafting(method, "chain", k) for method in given for k in args.k)]
+    ways = [Drafting(), *(Drafting(method, k) for method in given for k in args.k)]
     cells = [Cell(way, load, 0.0) for load in args.concurrency for way in ways]
 
     def opened(cell: Cell, seed: int) -> Synthetic:

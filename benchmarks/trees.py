@@ -92,17 +92,17 @@ def edits() -> list[str]:
 
 def chain(method: str, concurrency: int = 1) -> Cell:
     """A chain of the catalog's K."""
-    return Cell(Drafting(method, "chain", catalog_k()[method]), concurrency, 0.0)
+    return Cell(Drafting(method, catalog_k()[method]), concurrency, 0.0)
 
 
 def tree(nodes: int, concurrency: int = 1, *, lookup: bool = True) -> Cell:
     """A pinned tree of P-EAGLE."""
-    return Cell(Drafting("p-eagle", "tree", nodes, lookup), concurrency, 0.0)
+    return Cell(Drafting("p-eagle", None, nodes, lookup), concurrency, 0.0)
 
 
 def adaptive(method: str, concurrency: int = 1, *, lookup: bool = True) -> Cell:
     """Draft sizes chosen by the budget."""
-    return Cell(Drafting(method, "auto", lookup=lookup), concurrency, 0.0)
+    return Cell(Drafting(method, None, lookup=lookup), concurrency, 0.0)
 
 
 def one_at_a_time() -> dict[str, Cell]:

@@ -44,11 +44,11 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
     if method == "none":
         return [Drafting()]
     if method == "lookup":
-        trees = [replace(one, lookup=True) for one in settings if one.mode == "tree"]
-        return trees or [Drafting("", "auto", lookup=True)]
+        trees = [replace(one, lookup=True) for one in settings if one.nodes]
+        return trees or [Drafting("", None, lookup=True)]
     if method in PARALLEL_METHODS:
         return settings
-    possible = [setting for setting in settings if setting.mode != "tree" or setting.lookup]
+    possible = [setting for setting in settings if setting.lookup or not setting.nodes]
     if not possible:
         fix = "give `k`, or leave out `no_lookup`"
         raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
@@ -60,7 +60,7 @@ def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
     repeats = about["settings"]["repeats"]
     complete = all(len(result.repeats) == repeats for result in results)
     played = [result for result in results if result.repeats]
-    alone = {result.cell.load: result for result in played if result.cell.drafting.mode == "none"}
+    alone = {result.cell.load: result for result in played if result.cell.drafting.k == 0}
     rows = [row(result, alone.get(result.cell.load)) for result in played]
     return {"format": FORMAT, "complete": complete, **about, "rows": rows}
 

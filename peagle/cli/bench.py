@@ -163,9 +163,9 @@ def _settings(k: str | None, nodes: str | None, lookup: bool) -> list[Drafting]:
     found = list[Drafting]()
     for depth in k.split(",") if k else []:
         if depth == ADAPTIVE:
-            found.append(Drafting("", "auto", lookup=lookup))
+            found.append(Drafting("", None, lookup=lookup))
         else:
-            found.append(Drafting("", "chain", parse_list(depth, "k", int, 1)[0]))
+            found.append(Drafting("", parse_list(depth, "k", int, 1)[0]))
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    found += [Drafting("", "tree", size, lookup) for size in trees]
+    found += [Drafting("", None, size, lookup) for size in trees]
     return list(dict.fromkeys(found))

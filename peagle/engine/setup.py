@@ -61,7 +61,7 @@ class Setup:
         """Maximum depth of the head's drafts; 0 without a head."""
         if self.drafter is None:
             return 0
-        return self.drafting.chain or default_k(self.drafter.config)
+        return self.drafting.k or default_k(self.drafter.config)
 
     @cached_property
     def max_batch(self) -> int:
@@ -89,7 +89,7 @@ class Setup:
         return Engine(target, self.shared.model, settings, self._budget(proposer), proposer)
 
     def _budget(self, proposer: Proposer | None) -> Budget:
-        if self.drafting.mode != "auto":
+        if not self.drafting.adaptive:
             return Budget(self.k)
         max_rows = self.max_batch + max(self.max_batch * self.k, self.drafting.max_nodes or 0)
         verify = self.shared.verify_curve(max_rows)

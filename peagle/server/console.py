@@ -130,16 +130,15 @@ class Console:
         """The target alone; with chains of a method that drafts them, and with lookup, too; with a
         parallel method. All draft with the server's options where a lane can."""
         served = self._llm.drafting
-        trees = Drafting(mode="auto", lookup=True)
-        own = trees if served.mode == "none" else served
+        trees = Drafting(k=None, lookup=True)
+        own = trees if served.k == 0 else served
         lanes = [Lane("Target alone")]
         for method in sorted(METHODS.values(), key=lambda each: each.parallel):
             head, missing = self._head(method)
             ways = {method.title: own}
             if not method.parallel:
-                chain = served.mode == "chain"
-                ways[method.title] = served if chain else Drafting(mode="auto")
-                ways[f"{method.title} + lookup"] = trees if chain else replace(own, lookup=True)
+                ways[method.title] = served if served.k else Drafting(k=None)
+                ways[f"{method.title} + lookup"] = trees if served.k else replace(own, lookup=True)
             for title, way in ways.items():
                 lanes.append(Lane(title, replace(way, method=method.name), head, missing))
         if served.method == "lookup":

@@ -95,7 +95,7 @@ def test_another_head_in_the_middle_of_a_stream(
     chunks = iter(run)
     next(chunks)
     other = llm.use(None if switched is None else heads[switched])
-    assert (llm.drafter, llm.drafting.chain) == (heads[0], K), "as it was"
+    assert (llm.drafter, llm.drafting.k) == (heads[0], K), "as it was"
     in_turns_with = other.stream(PROMPTS, PARAMS)
     for _ in in_turns_with:
         next(chunks, None)

@@ -25,7 +25,7 @@ def llm() -> LLM:
 
 
 def chains(llm: LLM) -> dict[Drafting, Drafter | None]:
-    return {Drafting(m, "chain", 2): make_drafter(llm.target, m) for m in METHODS}
+    return {Drafting(m, 2): make_drafter(llm.target, m) for m in METHODS}
 
 
 def test_results_count_all_prompts_and_agree(llm: LLM) -> None:
@@ -41,7 +41,7 @@ def test_results_count_all_prompts_and_agree(llm: LLM) -> None:
         row = summary.row(result, results[0])
         assert row["output_tokens"] == result.tokens == 48  # the warm-up is not counted
         assert row.get("same", 4) == 4 and row["speed_up"] > 0
-    cells = [(r.cell.drafting.method, r.cell.drafting.size) for r in results]
+    cells = [(r.cell.drafting.method, r.cell.drafting.k) for r in results]
     assert cells == [("none", 0), ("p-eagle", 2), ("eagle3", 2)]
     alone = LLM(llm.target, make_drafter(llm.target, "p-eagle"), k=2).generate(asked, PARAMS)
     assert results[1].stats.rounds == sum(answer.stats.rounds for answer in alone)

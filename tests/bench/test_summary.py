@@ -22,7 +22,7 @@ from peagle.engine.drafting import Drafting
 from peagle.engine.request import Stats
 
 ROOT = Path(__file__).parents[2]
-CHAINS = {"none": Drafting(), **{m: Drafting(m, "chain", 3) for m in ("p-eagle", "eagle3")}}
+CHAINS = {"none": Drafting(), **{m: Drafting(m, 3) for m in ("p-eagle", "eagle3")}}
 
 
 def result(

@@ -15,7 +15,7 @@ from peagle.model.drafter import Drafter
 
 
 def chain(k: int) -> Drafting:
-    return Drafting("p-eagle", "chain", k)
+    return Drafting("p-eagle", k)
 
 
 def timed(
@@ -72,7 +72,7 @@ def test_sentence(timing: dict[str, Any], said: str) -> None:
 
 
 def test_a_tree_is_named() -> None:
-    timing = timed(Drafting("p-eagle", "tree", 12, lookup=True), 2.5, 2.0, [1.8, 2.2])
+    timing = timed(Drafting("p-eagle", None, 12, lookup=True), 2.5, 2.0, [1.8, 2.2])
     assert sentence(timing).startswith("worth it: 2.00 × (1.80–2.20) the target alone at 12 nodes")
     assert "12 nodes + lookup" in sentence(timing)
 
@@ -114,15 +114,15 @@ def test_timing_is_interleaved_and_short(llm: LLM, monkeypatch: pytest.MonkeyPat
         return real(llm, drafters, prompts, SamplingParams(max_tokens=4))
 
     monkeypatch.setattr(module, "side_by_side", side_by_side)
-    tree = Drafting("p-eagle", "tree", 8).row | {"acceptance_length": 1.6}
+    tree = Drafting("p-eagle", None, 8).row | {"acceptance_length": 1.6}
     measured = [MEASURED, tree]
     timings = time_head(llm, measured, [["the cat", "more"]] * 9, SamplingParams(max_tokens=512))
     [(drafting, prompts, params)] = seen
-    assert drafting == [chain(2), Drafting("p-eagle", "tree", 8)]
+    assert drafting == [chain(2), Drafting("p-eagle", None, 8)]
     assert (prompts, params.max_tokens) == (["the cat"] * PROMPTS, MAX_TOKENS)
     assert [(Drafting.from_row(t), t["acceptance_length"]) for t in timings] == [
         (chain(2), 1.5),
-        (Drafting("p-eagle", "tree", 8), 1.6),
+        (Drafting("p-eagle", None, 8), 1.6),
     ]
     for timing in timings:
         assert timing["output_tps"] > 0 and len(timing["speed_up_95"]) == 2

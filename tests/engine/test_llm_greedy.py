@@ -134,9 +134,9 @@ def test_without_a_head_lookup_drafts(target: Target, temperature: float) -> Non
     """Unless it is refused or a chain is asked for, with the same tokens. A repeated prompt is
     where it drafts."""
     llm = LLM(target, nodes=8)
-    assert llm.drafting == Drafting("lookup", "tree", 8, lookup=True)
+    assert llm.drafting == Drafting("lookup", None, 8, lookup=True)
     adaptive = LLM(target)
-    assert adaptive.drafting == Drafting("lookup", "auto", lookup=True)
+    assert adaptive.drafting == Drafting("lookup", None, lookup=True)
     for plain in (LLM(target, lookup=False), LLM(target, k=3), llm.use(None, lookup=False)):
         assert (plain.drafting, plain.engine.settings.k) == (Drafting(), 0)
     prompts = [prompt * 4 for prompt in PROMPTS]

@@ -62,7 +62,7 @@ def test_a_trial_finds_the_layers_that_a_head_was_trained_on(method: str) -> Non
 
 def test_deterministic_bfloat16_is_identical_to_the_bit() -> None:
     llm = LLM(TARGET, dtype="bfloat16", max_batch=1, deterministic=True)  # as a user's is
-    drafters = {Drafting(m, "auto", lookup=True): llm.load_head(HEADS[m]) for m in HEADS}
+    drafters = {Drafting(m, None, lookup=True): llm.load_head(HEADS[m]) for m in HEADS}
     params = SamplingParams(max_tokens=48)
     results = side_by_side(llm, drafters, human_eval()[-3:], params)
     assert [same(result, results[0])["same"] for result in results] == [3, 3, 3]
