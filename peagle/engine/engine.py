@@ -261,11 +261,10 @@ class Engine:
             if not depth or not room:
                 continue
             request = going[at]
-            slots = self.scheduler.undrafted(request, room)
+            slots = self.scheduler.take_drafter_slots(request, room)
             ids = request.tokens[slots.start + 1 : slots.stop + 1]
             to_draft = depth if slots.stop == len(request.tokens) - 1 else 0
             new[at] = NewSlots(request.blocks, slots.start, ids, to_draft)
-            self.scheduler.drafted(request, slots.stop)
             room -= len(slots)
         return new
 

@@ -131,22 +131,19 @@ class Scheduler:
             request.num_cached_blocks += 1
         self._free_unseen(request)
 
-    def undrafted(self, request: Request, limit: int) -> range:
-        """The next slots that the drafter has to run, at least one and at most `limit`. Slots of
-        shared blocks that it has run for another request are skipped."""
+    def take_drafter_slots(self, request: Request, limit: int) -> range:
+        """The next slots for the drafter to run, at least one and at most `limit`. From now on they
+        count as run. Slots of shared blocks that it has run for another request are skipped."""
         size = self.pool.size
         computed = request.num_computed_tokens
         if computed - request.num_drafter_slots > size:
             found = self.pool.drafted(request.blocks) * size
             request.num_drafter_slots = max(request.num_drafter_slots, min(found, computed - 1))
         start = request.num_drafter_slots
-        return range(start, min(computed, start + limit))
-
-    def drafted(self, request: Request, slots: int) -> None:
-        """Note that the drafter has run the first `slots` slots of a request."""
-        size = self.pool.size
-        self.pool.mark_drafted(request.blocks[request.num_drafter_slots // size : slots // size])
-        request.num_drafter_slots = slots
+        slots = range(start, min(computed, start + limit))
+        self.pool.mark_drafted(request.blocks[start // size : slots.stop // size])
+        request.num_drafter_slots = slots.stop
+        return slots
 
     def remove(self, request: Request) -> None:
         """Release everything that a request holds: it has ended or was cancelled."""

@@ -49,9 +49,10 @@ def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> 
         if len(request.output) == request.params.max_tokens:
             request.finish_reason = "length"
     if chance.random() < 0.5:  # else the drafter falls behind
-        new = scheduler.undrafted(request, chance.randint(1, 30))
-        assert request.num_drafter_slots == new.start < new.stop <= request.num_computed_tokens
-        scheduler.drafted(request, new.stop)
+        before = request.num_drafter_slots
+        new = scheduler.take_drafter_slots(request, chance.randint(1, 30))
+        assert before <= new.start < new.stop <= request.num_computed_tokens
+        assert request.num_drafter_slots == new.stop
     scheduler.advance(request)
     if request.finish_reason:
         scheduler.remove(request)
@@ -174,7 +175,7 @@ def test_a_prompt_that_others_had_is_found() -> None:
     [item] = scheduler.schedule()
     first.tokens.append(3)
     first.num_computed_tokens = 14
-    scheduler.drafted(first, 9)
+    scheduler.take_drafter_slots(first, 9)
     scheduler.advance(first)
     scheduler.remove(first)
     scheduler.add(again)
