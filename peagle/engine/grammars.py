@@ -127,8 +127,8 @@ class Grammars:
 
     def _compile(self, form: str, text: str) -> LLMatcher:
         if (size := len(text.encode())) > MAX_BYTES:
-            why = f"has {size} bytes, at most {MAX_BYTES} are compiled"
-            raise InputError(why, field=form, value=text, fix="make it smaller")
+            large = f"has {size} bytes, at most {MAX_BYTES} are compiled"
+            raise InputError(large, field=form, value=text, fix="make it smaller")
         try:
             grammar = FORMS[form](text)
         except (ValueError, RecursionError) as error:  # of a schema: its options, its depth
