@@ -35,9 +35,8 @@ class TiledTarget:
         for tile in tiles_of(batch, ROW_TILE, cache.padding):
             out = self.model.forward(tile, cache, taps)
             outputs.append(TargetOutput(*(part.clone() for part in out)))  # it may be overwritten
-        return TargetOutput(
-            *(torch.cat(parts)[: len(batch)] for parts in zip(*outputs, strict=True))
-        )
+        joined = (torch.cat(parts)[: len(batch)] for parts in zip(*outputs, strict=True))
+        return TargetOutput(*joined)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(R, E) → (R, V)"""

@@ -87,7 +87,7 @@ def test_a_gpu_that_auto_selects_is_named(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize("command", ["generate", "chat", "eval"])
-def test_quantized_weights_on_a_gpu(command: str, target: Path, tmp_path: Path) -> None:
+def test_quantize_weights_on_a_gpu(command: str, target: Path, tmp_path: Path) -> None:
     questions = write_lines(tmp_path / "questions.jsonl", {"turns": ["hi"]})
     more = {"generate": ("hi",), "eval": ("--dataset", questions)}.get(command, ())
     with refused("quantize"):

@@ -4,10 +4,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from torch import Tensor
+
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.library import DTYPES, load
-from peagle.backends.cpu.matrix import Weights, replace_head, replace_linears
+from peagle.backends.cpu.matrix import Place, Weights, replace_head, replace_linears
 from peagle.backends.cpu.ranking import CpuRanking
 from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.own_code import OwnCodeTarget
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 Describe = Callable[["Target"], DescribedTarget | None]
 Products = dict[str, Weights]  # of a described target, by their names
-Keep = Callable[[DescribedTarget, Callable[[], Products]], Products]
+Keep = Callable[[DescribedTarget, Callable[[Place], Products]], Products]
 log = logging.getLogger(__name__)
 
 
@@ -41,10 +43,10 @@ class CpuBackend:
         *,
         exact: bool = False,
         describe: Describe = lambda _: None,
-        keep: Keep = lambda _, make: make(),
+        keep: Keep = lambda _, make: make(Tensor.contiguous),
     ) -> None:
         """`describe`: the description of a loaded target, by which native code runs it. `keep`: the
-        products of a described target, made by a call or known from before."""
+        products of a described target, made in memory of its choice or known from before."""
         load()
         RANKINGS.update({("cpu", dtype): CpuRanking() for dtype in DTYPES})
         self.exact = exact

@@ -42,7 +42,7 @@ class DecoderLayer(NamedTuple):
 class DecoderShape(NamedTuple):
     """Facts that all layers of a decoder share."""
 
-    head_dim: int
+    head: int  # size of one
     eps: float
     scale: float  # of attention's scores
     activation: str = "silu"  # or gelu_tanh
@@ -82,20 +82,13 @@ class Decoder:
                 setattr(made, path, layer.products[path].matrix)
             for name, weight in norms.items():
                 setattr(made, f"{name}_norm", weight.data_ptr())
-            made.normed_residual = layer.normed_residual
-            made.window = layer.window
-            made.rope = layer.rope
+            for name in ("normed_residual", "window", "rope"):
+                setattr(made, name, getattr(layer, name))
             self._alive += [layer.products, norms]
-        self._model = structs.Model(
-            layers=ctypes.addressof(self._layers),
-            norm=self._norm.data_ptr(),
-            count=len(layers),
-            width=self.width,
-            head=shape.head_dim,
-            activation=structs.ACTIVATIONS.index(shape.activation),
-            eps=shape.eps,
-            scale=shape.scale,
-        )
+        sizes = {"count": len(layers), "width": self.width, **shape._asdict()}
+        sizes["activation"] = structs.ACTIVATIONS.index(shape.activation)
+        pointers = {"layers": ctypes.addressof(self._layers), "norm": self._norm.data_ptr()}
+        self._model = structs.Model(**pointers, **sizes)
 
     def run(  # noqa: PLR0913 (the inputs of layers)
         self,

@@ -4,6 +4,7 @@ Shapes: T rows, F feature layers, E target hidden, D drafter hidden, R rows, V d
 """
 
 from copy import deepcopy
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -42,9 +43,8 @@ class GenericDrafter(OwnCodeDrafter):
         tensors = [*drafter.parameters(), *drafter.buffers()]
         copy = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
         copy._modules["fc"] = CpuLinear.of(drafter.fc)
-        bf16 = drafter.norm.weight.dtype == torch.bfloat16
-        make = CpuLinear.int8 if bf16 else CpuLinear.of
-        replace_linears(copy, make)
+        kind = "int8" if drafter.norm.weight.dtype == torch.bfloat16 else None
+        replace_linears(copy, partial(CpuLinear.of, kind=kind))
         super().__init__(copy, CpuAttend)
 
 

@@ -131,16 +131,12 @@ class CpuLinear(nn.Module):
         return copy(self)
 
     @classmethod
-    def of(cls, linear: "nn.Linear | CpuLinear") -> "CpuLinear":
-        """A linear layer of the same weights; a native one is returned itself."""
+    def of(cls, linear: "nn.Linear | CpuLinear", kind: str | None = None) -> "CpuLinear":
+        """A linear layer of the same weights, or of these rounded to int8 or int4; a native one is
+        returned itself."""
         if isinstance(linear, CpuLinear):
             return linear
-        return cls(Weights.plain(linear.weight), linear.bias)
-
-    @classmethod
-    def int8(cls, linear: nn.Linear) -> "CpuLinear":
-        """A linear layer of weights rounded to int8."""
-        return cls(quantized_weights(linear.weight.detach(), "int8"), linear.bias)
+        return cls(quantize_weights(linear.weight.detach(), kind), linear.bias)
 
     @property
     def weight(self) -> Tensor:
@@ -164,9 +160,7 @@ class CpuLinear(nn.Module):
         destination[prefix + "weight"] = self.weight
 
 
-def quantized_weights(
-    weight: Tensor, kind: str | None, place: Place = Tensor.contiguous
-) -> Weights:
+def quantize_weights(weight: Tensor, kind: str | None, place: Place = Tensor.contiguous) -> Weights:
     """Weights (O, I) laid out in int8 or int4; as they are where `kind` is None."""
     if kind is None:
         return Weights.plain(weight, place)

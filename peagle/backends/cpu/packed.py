@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from peagle.backends.cpu import matrix
 from peagle.backends.cpu.library import digest, fingerprint
-from peagle.backends.cpu.matrix import Weights
+from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
 from peagle.files import replacing, sha256
 from peagle.model import int8
@@ -29,12 +29,13 @@ log = logging.getLogger(__name__)
 
 
 def keep_packed(
-    target: DescribedTarget, make: Callable[[], dict[str, Weights]]
+    target: DescribedTarget, make: Callable[[Place], dict[str, Weights]]
 ) -> dict[str, Weights]:
-    """The weights of a target's products: those of an earlier start, else made and kept. Weights
-    that are not rounded are not kept: they lie in the target's files."""
+    """The weights of a target's products, in large pages: those of an earlier start, else made and
+    kept. Weights that are not rounded are not kept: they lie in the target's files."""
+    place = LargePages().copy
     if not target.quantize or not target.digests:
-        return make()
+        return make(place)
     source = digest(repr((target.digests, target.quantize, target.dtype)).encode())
     code = digest(repr((fingerprint(), getsource(matrix), getsource(int8))).encode())
     folder = cache_dir() / "packed"
@@ -42,8 +43,8 @@ def keep_packed(
     for file in folder.glob(f"{key}-*.safetensors"):
         with suppress(OSError, SafetensorError):
             if file.stem.endswith(kept_digest(file)[:16]):
-                return _read(file, target)
-    made = make()
+                return _read(file, target, place)
+    made = make(place)
     try:
         for old in folder.glob(f"{source}-*"):  # of other versions, or damaged
             old.unlink()
@@ -53,11 +54,10 @@ def keep_packed(
     return made
 
 
-def _read(file: Path, target: DescribedTarget) -> dict[str, Weights]:
-    pages = LargePages()
+def _read(file: Path, target: DescribedTarget, place: Place) -> dict[str, Weights]:
     with safe_open(file, framework="pt") as opened:
         names = opened.keys()
-        tensors = {name: pages.copy(opened.get_tensor(name)) for name in names}
+        tensors = {name: place(opened.get_tensor(name)) for name in names}
         sizes = json.loads(opened.metadata()["sizes"])
     return {
         name: Weights(tensors[name], tensors.get(name + SCALE), bits, tiled, target.dtype, *shape)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 LINE = 64  # bytes of a cache line
-PAGE = 2**21  # bytes of a large page
-CHUNK = 32 * PAGE
+CHUNK = 2**26  # bytes
+ADVICE = getattr(mmap, "MADV_HUGEPAGE", mmap.MADV_NORMAL)  # of Linux
 
 
 class LargePages:
@@ -22,7 +22,7 @@ class LargePages:
         """The same tensor in this memory."""
         size = -(-tensor.nbytes // LINE) * LINE
         if size > len(self._free):
-            self._free = _map(max(CHUNK, -(-size // PAGE) * PAGE))
+            self._free = _map(max(CHUNK, size))
         copy = self._free[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         self._free = self._free[size:]
         return copy.copy_(tensor)
@@ -30,9 +30,7 @@ class LargePages:
 
 def _map(size: int) -> Tensor:
     """`size` bytes of memory, none of it touched yet."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
-        return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        memory.madvise(ADVICE)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -16,7 +16,6 @@ from peagle.backends.cpu.matrix import (
     BITS,
     GROUP,
     CpuLinear,
-    quantized_weights,
     replace_head,
     replace_linears,
 )
@@ -57,7 +56,7 @@ def quantized(linear: nn.Linear, kind: str) -> nn.Module:
     """A linear layer over int8 or int4 weights; the given one where there is no such product."""
     if kind == "int4" and linear.in_features % GROUP:
         return linear
-    return CpuLinear(quantized_weights(linear.weight.detach(), kind), linear.bias)
+    return CpuLinear.of(linear, kind)
 
 
 def _check_replaced(target: "Target", kind: str) -> None:

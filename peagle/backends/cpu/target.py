@@ -4,6 +4,7 @@ Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary, H head size, G
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
-from peagle.backends.cpu.matrix import CpuLinear, Weights, quantized_weights
-from peagle.backends.cpu.pages import LargePages
+from peagle.backends.cpu.matrix import CpuLinear, Place, Weights, quantize_weights
 from peagle.backends.cpu.structs import PRODUCTS
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
@@ -39,7 +39,7 @@ class NativeTarget:
     def __init__(self, target: DescribedTarget, keep: "Keep") -> None:
         config = self.config = target.config
         self.embedding = target.embedding
-        weights = keep(target, lambda: _products(target))
+        weights = keep(target, partial(_products, target))
         layers = [_layer(target, number, weights) for number in range(target.num_layers)]
         norm = _norm(config, target.tensors[NORM])
         sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, config.activation)
@@ -69,15 +69,14 @@ class NativeTarget:
         return logits
 
 
-def _products(target: DescribedTarget) -> dict[str, Weights]:
+def _products(target: DescribedTarget, place: Place) -> dict[str, Weights]:
     """The weights of all products, by their names, laid out."""
-    place = LargePages().copy
     kind = target.quantize
     layers = range(target.num_layers)
     names = [f"model.layers.{layer}.{path}.weight" for layer in layers for path in PRODUCTS]
-    weights = {name: quantized_weights(target.tensors[name], kind, place) for name in names}
+    weights = {name: quantize_weights(target.tensors[name], kind, place) for name in names}
     head = target.embedding if target.config.tied else target.tensors[HEAD]
-    return weights | {HEAD: quantized_weights(head, kind and "int8", place)}
+    return weights | {HEAD: quantize_weights(head, kind and "int8", place)}
 
 
 def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> DecoderLayer:

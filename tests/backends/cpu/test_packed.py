@@ -10,7 +10,7 @@ from tiny import make_target, save_target
 
 from peagle.backends.cpu import target as cpu_target
 from peagle.backends.cpu.library import load
-from peagle.backends.cpu.matrix import Weights
+from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.packed import keep_packed
 from peagle.backends.cpu.pages import LINE
 from peagle.engine.llm import LLM
@@ -37,13 +37,13 @@ def folder(tmp_path: Path) -> Path:
 def layouts(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """The kinds in which weights were laid out so far."""
     kinds = list[str | None]()
-    lay_out: Callable[..., Weights] = cpu_target.quantized_weights
+    lay_out: Callable[..., Weights] = cpu_target.quantize_weights
 
-    def counting(weight: torch.Tensor, kind: str | None) -> Weights:
+    def counting(weight: torch.Tensor, kind: str | None, place: Place) -> Weights:
         kinds.append(kind)
-        return lay_out(weight, kind)
+        return lay_out(weight, kind, place)
 
-    monkeypatch.setattr(cpu_target, "quantized_weights", counting)
+    monkeypatch.setattr(cpu_target, "quantize_weights", counting)
     return kinds
 
 
@@ -71,7 +71,7 @@ def test_kept_weights_begin_at_cache_lines(folder: Path, packed: Path, kind: str
     llm = LLM(str(folder), quantize=kind, lookup=False, device="cpu")
     assert isinstance(llm.target, DescribedTarget)
     assert list(packed.iterdir())
-    kept = keep_packed(llm.target, lambda: pytest.fail("nothing was kept"))
+    kept = keep_packed(llm.target, lambda _: pytest.fail("nothing was kept"))
     assert len(kept) == 29
     assert all(each.data.data_ptr() % LINE == 0 for each in kept.values())
 
