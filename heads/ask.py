@@ -27,7 +27,7 @@ from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_prompts
 from peagle.data.records import read_records
 from peagle.data.synth import MIN_TOKENS, all_draws, refusal, user_turn
-from peagle.model.template import load_tokenizer
+from peagle.model.loader import load_tokenizer
 
 SEED = 37
 SHORT = 6000  # prompts whose answer is a word or a letter

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from peagle.data.dataset import read_prompts
 from peagle.data.records import read_records
-from peagle.model.template import load_tokenizer
+from peagle.model.loader import load_tokenizer
 
 SEED = 0
 HELD_OUT = 24  # prompts of each kind to measure on

@@ -6,13 +6,15 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from huggingface_hub import errors
 from json_files import write_lines
 from refusals import refused, refused_command
 
 from peagle.heads.format import head_folder
 from peagle.model import loader
-from peagle.model.loader import ATTEMPTS, download, locate, reached
+from peagle.model.loader import ATTEMPTS, download, load_tokenizer, locate, reached
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 Hub = Callable[[int], list[bytes]]
@@ -97,6 +99,32 @@ def test_what_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", dropping)
         monkeypatch.setattr(loader, "PATIENCE", 0.0)
         assert not reached()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (errors.RepositoryNotFoundError, "is not on the hub, or is private"),
+        (errors.GatedRepoError, "is gated: accept its terms on its page at the hub"),
+        (errors.RevisionNotFoundError, "has no such revision"),
+    ],
+)
+def test_the_hub_says_no(
+    monkeypatch: pytest.MonkeyPatch, kind: type[errors.HfHubHTTPError], why: str
+) -> None:
+    """Its own texts begin with the number of a request."""
+
+    def refuses(hub_id: str, **how: Any) -> str:
+        request = httpx.Request("GET", "https://huggingface.co")
+        raise kind(
+            "404 Client Error. (Request ID: 1)", response=httpx.Response(404, request=request)
+        )
+
+    monkeypatch.setattr(loader, "reached", lambda: True)
+    monkeypatch.setattr(loader, "snapshot_download", refuses)
+    with refused("target") as error:
+        load_tokenizer("owner/name@v1")
+    assert (error.value.why, error.value.value) == (why, "owner/name@v1")
 
 
 def test_what_was_downloaded_is_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

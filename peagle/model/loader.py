@@ -22,12 +22,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from huggingface_hub import constants, get_session, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
-from peagle.files import keep, sha256, writing
+from peagle.files import cache_fix, keep, sha256, writing
 from peagle.model.describe import ALL, check_weights, read_description, read_weights, weight_files
 from peagle.model.described import Described, DescribedTarget
 from peagle.model.tokenizer import build_tokenizer
@@ -41,6 +48,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError, struct.error)
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FORMAT_ERRORS)
 NO_HUB = "check the hub id and the network (`hf auth login` for private models), or name a folder"
+HUB_ERRORS = {  # the first of these that fits
+    GatedRepoError: "is gated: accept its terms on its page at the hub",
+    RevisionNotFoundError: "has no such revision",
+    RepositoryNotFoundError: "is not on the hub, or is private",
+}
 PATIENCE = 10.0  # seconds that the hub has to answer, however many addresses it has
 ATTEMPTS = 2
 FILES = ["*.json", "*.jinja", "*.txt", "*.model"]  # of a target, besides its weights
@@ -104,7 +116,7 @@ def target_folder(name: str, weights: tuple[str, ...] = ALL) -> Path:
     path, revision = locate(name)
     if Path(path).is_dir():
         return Path(path)
-    source = f"{path}@{revision or ''}"
+    source = f"{path}@{revision}" if revision else path
     folder = download(source, FILES, "target")
     if not weights:
         return folder
@@ -138,8 +150,12 @@ def download(name: str, wanted: list[str], field: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=wanted, **where))
     except (OSError, ValueError) as error:
-        why = first_line(error) if reached() else "not in the cache, and the hub does not answer"
-        raise InputError(why, field=field, value=name, fix=NO_HUB) from error
+        named = [why for kind, why in HUB_ERRORS.items() if isinstance(error, kind)]
+        why = next(iter(named), first_line(error).rstrip("."))
+        if not reached():
+            why = "not in the cache, and the hub does not answer"
+        fix = cache_fix(str(error)) or NO_HUB
+        raise InputError(why, field=field, value=name, fix=fix) from error
 
 
 def load_tokenizer(target: str) -> transformers.PreTrainedTokenizerBase:

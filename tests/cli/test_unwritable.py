@@ -180,12 +180,12 @@ def test_a_disk_that_gets_full_while_it_is_measured(
 def test_a_library_of_heads_that_cannot_be_written(
     refused, monkeypatch: pytest.MonkeyPatch, blocked: Path
 ) -> None:
-    """transformers raises an error of another type, with the path in its text."""
+    """The hub's library raises an error of another type, with the path in its text."""
     said = f"PermissionError at {blocked}/hub/x when downloading a/b. Check it."
     fails = Mock(side_effect=OSError(said))
     monkeypatch.setattr(HUB, str(blocked))
     monkeypatch.setattr("peagle.model.loader.reached", lambda: True)
-    monkeypatch.setattr("peagle.model.loader._load_model", fails)
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", fails)
     line = refused("generate", "owner/name", "x")
     assert line.endswith("Check it; set HF_HOME to a folder that can be written")
 
