@@ -13,15 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {  # entry module: code lines of it and of all that it imports
-    "peagle.engine.engine": 1916,
-    "peagle.engine.llm": 5204,
+    "peagle.engine.engine": 1918,
+    "peagle.engine.llm": 5206,
     "peagle.model.drafter": 326,
     "peagle.train.trainer": 1965,
     "peagle.backends.torch": 681,
     "peagle.backends.cuda.backend": 1034,
-    "peagle.backends.cpu.backend": 1143,
+    "peagle.backends.cpu.backend": 1145,
 }
-PACKAGE = 15_793
+PACKAGE = 15_796
 CPP = 1785  # code lines of peagle/backends/cpu/native
 NOT_CODE = {
     tokenize.COMMENT,

@@ -30,7 +30,7 @@ class Matcher:
     def allowed(self) -> Tensor:
         """Tokens (V,) bool that may come next; at least one.
 
-        Raises RequestFailure when the grammar has become too complex for llguidance's limits.
+        Raises GrammarTooComplex when llguidance's limits, or this vocabulary, allow none.
         """
         words = np.frombuffer(self._state.compute_bitmask(), np.uint8)
         if self._state.is_error():
@@ -40,7 +40,10 @@ class Matcher:
         token = int(bits.argmax())
         if bits.sum() == 1 and not (self._state.is_stopped() or self.count_allowed([token])):
             # llguidance finds added tokens in the text that must come, and then refuses them: they
-            # stand for no bytes. The text is spelled with other tokens.
+            # stand for no bytes. The text is spelled with other tokens. It also leaves out bytes
+            # that no token has.
+            if token not in self._spelled and token not in self._ends:
+                raise GrammarTooComplex("the grammar demands text that no token spells")
             bits[token] = 0
             bits[self._spelled.get(token, token)] = 1
         return torch.from_numpy(bits).bool()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from peagle.engine.grammar import Matcher
 from peagle.engine.grammars import Grammars, in_lark
-from peagle.engine.params import RequestFailure, SamplingParams
+from peagle.engine.params import GrammarTooComplex, RequestFailure, SamplingParams
 from peagle.model.target import Target
 
 TOKENIZER = make_tokenizer()
@@ -239,6 +239,14 @@ def test_text_of_a_grammar_that_names_an_added_token_is_spelled(
         masks = again.masks(chain(said[:4]))
         assert all(masks[row, token] for row, token in enumerate(said[:4])), "drafts agree"
         assert again.count_allowed(said[:-1]) == len(said) - 1
+
+
+def test_text_that_the_vocabulary_lacks(grammars: Grammars) -> None:
+    """llguidance forces the tokens of what is left of it, which the grammar refuses."""
+    matcher = make(grammars, SamplingParams(grammar='start: "ë\\\\"'))
+    with pytest.raises(GrammarTooComplex, match="no token spells"):
+        matcher.allowed()
+    assert not matcher.draftable().any()
 
 
 def test_added_tokens_in_lark(with_marks: Target) -> None:
