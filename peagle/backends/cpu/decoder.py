@@ -42,10 +42,10 @@ class DecoderLayer(NamedTuple):
 class DecoderShape(NamedTuple):
     """Facts that all layers of a decoder share."""
 
-    head: int  # size of one
+    head_dim: int
     eps: float
     scale: float  # of attention's scores
-    activation: str = "silu"  # or gelu_tanh
+    activation: int = 0  # of structs.ACTIVATIONS
 
 
 class RotaryTable:
@@ -82,13 +82,17 @@ class Decoder:
                 setattr(made, path, layer.products[path].matrix)
             for name, weight in norms.items():
                 setattr(made, f"{name}_norm", weight.data_ptr())
-            for name in ("normed_residual", "window", "rope"):
-                setattr(made, name, getattr(layer, name))
+            made.normed_residual = layer.normed_residual
+            made.window = layer.window
+            made.rope = layer.rope
             self._alive += [layer.products, norms]
-        sizes = {"count": len(layers), "width": self.width, **shape._asdict()}
-        sizes["activation"] = structs.ACTIVATIONS.index(shape.activation)
-        pointers = {"layers": ctypes.addressof(self._layers), "norm": self._norm.data_ptr()}
-        self._model = structs.Model(**pointers, **sizes)
+        self._model = structs.Model(
+            layers=ctypes.addressof(self._layers),
+            norm=self._norm.data_ptr(),
+            count=len(layers),
+            width=self.width,
+            **shape._asdict(),
+        )
 
     def run(  # noqa: PLR0913 (the inputs of layers)
         self,

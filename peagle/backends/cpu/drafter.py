@@ -4,7 +4,6 @@ Shapes: T rows, F feature layers, E target hidden, D drafter hidden, R rows, V d
 """
 
 from copy import deepcopy
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -44,7 +43,7 @@ class GenericDrafter(OwnCodeDrafter):
         copy = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
         copy._modules["fc"] = CpuLinear.of(drafter.fc)
         kind = "int8" if drafter.norm.weight.dtype == torch.bfloat16 else None
-        replace_linears(copy, partial(CpuLinear.of, kind=kind))
+        replace_linears(copy, lambda linear: CpuLinear.of(linear, kind))
         super().__init__(copy, CpuAttend)
 
 

@@ -53,7 +53,7 @@ class Model(ctypes.Structure):
     """native/layer.h."""
 
     _fields_ = [("layers", POINTER), ("norm", POINTER), ("count", COUNT), ("width", COUNT)]
-    _fields_ += [("head", COUNT), ("activation", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
+    _fields_ += [("head_dim", COUNT), ("activation", COUNT), ("eps", FLOAT), ("scale", FLOAT)]
 
 
 class Forward(ctypes.Structure):

@@ -4,7 +4,6 @@ Shapes: T rows, E hidden, F feature layers, R rows, V vocabulary, H head size, G
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
 from peagle.backends.cpu.matrix import CpuLinear, Place, Weights, quantize_weights
-from peagle.backends.cpu.structs import PRODUCTS
+from peagle.backends.cpu.structs import ACTIVATIONS, PRODUCTS
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
 
@@ -39,11 +38,11 @@ class NativeTarget:
     def __init__(self, target: DescribedTarget, keep: "Keep") -> None:
         config = self.config = target.config
         self.embedding = target.embedding
-        weights = keep(target, partial(_products, target))
+        weights = keep(target, lambda place: _products(target, place))
         layers = [_layer(target, number, weights) for number in range(target.num_layers)]
-        norm = _norm(config, target.tensors[NORM])
-        sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, config.activation)
-        self.decoder = Decoder(layers, norm, DecoderShape(*sizes))
+        activation = ACTIVATIONS.index(config.activation)
+        sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, activation)
+        self.decoder = Decoder(layers, _norm(config, target.tensors[NORM]), DecoderShape(*sizes))
         self.head = CpuLinear(weights[HEAD], None)
         rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
         self.rotaries = [RotaryTable(rotary, self.embedding.dtype) for rotary in rotaries]
