@@ -150,8 +150,8 @@ def download(name: str, wanted: list[str], field: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=wanted, **where))
     except (OSError, ValueError) as error:
-        named = [why for kind, why in HUB_ERRORS.items() if isinstance(error, kind)]
-        why = next(iter(named), first_line(error).rstrip("."))
+        named = (text for kind, text in HUB_ERRORS.items() if isinstance(error, kind))
+        why = next(named, first_line(error).rstrip("."))
         if not reached():
             why = "not in the cache, and the hub does not answer"
         fix = cache_fix(str(error)) or NO_HUB

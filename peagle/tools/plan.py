@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.errors import InputError
+from peagle.errors import InputError, check_at_least
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.partial import outline
@@ -59,10 +59,9 @@ class Training:
     price: float | None = None
 
     def __post_init__(self) -> None:
-        for name, minimum in {"gpus": 0, "tokens": 1, "segments": 1, "context": 4}.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise InputError(f"must be at least {minimum}", field=name, value=value)
+        check_at_least(0, gpus=self.gpus)
+        check_at_least(1, tokens=self.tokens, segments=self.segments)
+        check_at_least(4, context=self.context)
         if not 0 < self.answered <= 1:
             why = "must be above 0, at most 1"
             raise InputError(why, field="answered", value=self.answered)
