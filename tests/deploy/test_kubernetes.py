@@ -234,7 +234,7 @@ def test_who_reaches_vllm() -> None:
 def test_nodes_with_the_named_gpu() -> None:
     for form in ("stack", "kserve", "manifests"):
         assert "nvidia.com/gpu.memory" not in rendered(plan(), form)
-        assert "GPUs of type h100" in rendered(plan(), form), "a guess, so it is said"
+        assert "GPUs of type h100" in rendered(plan(), form), "the guess is named"
         assert "nvidia.com/gpu.memory" in rendered(plan(gpu="h200"), form, pinned=True)
     assert "driver 580" in rendered(plan(), "stack")
     assert "driver 525" in rendered(plan(image="vllm/vllm-openai:v0.29.0-cu129"), "stack")

@@ -1,4 +1,4 @@
-"""A budget that learns says when forwards become far slower than they were."""
+"""A budget that learns warns when forwards become far slower than they were."""
 
 import logging
 
