@@ -96,14 +96,18 @@ void turn(const T* rows, int64_t count, int64_t stride, int64_t width,
   constexpr int64_t PARTS = LANES / WIDTH;                      // squares beside each other
   for (int64_t at = 0; at < width; at += SIDE)
     for (int64_t part = 0; part < PARTS; ++part) {
-      WideBits square[WIDTH] = {};
-      int64_t bytes = std::min(SIDE, width - at) * sizeof(T);
+      int64_t bytes = std::min(SIDE, width - at) * sizeof(T), have = count - part * WIDTH;
       const T* from = rows + part * WIDTH * stride + at;
-      for (int64_t j = 0; j < std::min<int64_t>(WIDTH, count - part * WIDTH); ++j)
-        if (bytes == sizeof(WideBits))
-          std::memcpy(&square[j], from + j * stride, sizeof(WideBits));
-        else
+      bool whole = have >= WIDTH && bytes == sizeof(WideBits);
+      WideBits square[WIDTH];
+#pragma GCC unroll 16  // or they are not kept in registers
+      for (int64_t j = 0; j < WIDTH; ++j) {
+        square[j] = WideBits{};
+        if (whole)
+          square[j] = load_vector<WideBits>(from + j * stride);
+        else if (j < have)
           std::memcpy(&square[j], from + j * stride, bytes);
+      }
       transpose(square);
       for (int i = 0; i < WIDTH; ++i) {
         auto* column = to + (at / Step<T>::NUMBERS + i * EACH / Step<T>::NUMBERS) * PARTS + part;
@@ -117,71 +121,74 @@ void turn(const T* rows, int64_t count, int64_t stride, int64_t width,
     }
 }
 
+// Rows of `width` as vectors of one step of them, each step from a whole vector on.
+template <typename T>
+void spread_rows(const T* rows, int64_t count, int64_t stride, int64_t width,
+                 typename Step<T>::Lanes* lanes) {
+  constexpr int64_t EACH = Step<T>::NUMBERS;
+  auto* to = reinterpret_cast<typename Step<T>::Input*>(lanes);
+  for (int64_t j = 0; j < count;
+       j += EACH, rows += EACH * stride, to += steps(width, LANES) * LANES)
+    if constexpr (EACH == 1)
+      for (int64_t i = 0; i < width; ++i) to[i] = load(rows[i]);
+    else if (j + 1 == count)
+      for (int64_t i = 0; i < width; ++i) to[i] = rows[i].bits;
+    else
+      for (int64_t i = 0; i < width; ++i)
+        to[i] = rows[i].bits | uint32_t(rows[stride + i].bits) << 16;
+}
+
 struct Spec {  // 0, or no pointer, where a layer has none
   float scale, softcap;
   int64_t window;
   const float* sinks;
 };
 
-// The queries of one span that share a key head, `rows` of them: query r is token r / groups.
+// The queries of one span that share some key heads, head by head: of a head, query r is token
+// r / groups.
 template <typename T>
 class Task {
  public:
-  static constexpr int64_t MOST_TOKENS = 8;  // so that there are enough tasks for all threads
+  static constexpr int64_t MOST_TOKENS = 16;
 
   Task(const Kept<T>& kept, const Spec& spec, const Span& span)
       : kept(kept), spec(spec), span(span) {}
 
-  void run(const T* q, T* out, int64_t head, int64_t groups) {
-    int64_t queries = groups * kept.heads, rows = groups * span.count;
+  void run(const T* q, T* out, int64_t begin, int64_t end, int64_t groups_of_a_head) {
+    first_head = begin, last_head = end, groups = groups_of_a_head, of_a_head = groups * span.count;
+    int64_t queries = groups * kept.heads, rows = of_a_head * (last_head - first_head);
     first = spec.window ? std::max<int64_t>(0, span.start + 1 - spec.window) / LANES * LANES : 0;
-    columns = (span.end() - first + LANES - 1) / LANES * LANES;
+    columns = steps(span.end() - first, LANES) * LANES;
     together = span.tails ? (span.shared() - first) / LANES * LANES : columns;
-    padded = (rows + 3) / 4 * 4;
-    vectors = (kept.value_width + LANES - 1) / LANES;
-    key_steps = (kept.key_width + EACH - 1) / EACH;
-    auto place = [&](int64_t row) { return row / groups * queries + head * groups + row % groups; };
+    vectors = steps(kept.value_width, LANES);
+    key_steps = steps(kept.key_width, EACH);
+    auto token = [&](int64_t row) { return row % of_a_head / groups; };
+    auto query = [&](int64_t row) { return (begin + row / of_a_head) * groups + row % groups; };
+    auto place = [&](int64_t row) { return token(row) * queries + query(row); };
 
     static thread_local Memory memory;
     int64_t key_width = key_steps * EACH;
-    input = room_for(memory.input, padded * key_width);
-    scores = room_for(memory.scores, padded * columns / LANES);
-    shares = room_for(memory.shares, padded * columns);
-    scales = room_for(memory.scales, padded);
-    output = room_for(memory.output, padded * vectors);
+    input = room_for(memory.input, rows * key_width);
+    scores = room_for(memory.scores, rows * columns / LANES);
+    shares = room_for(memory.shares, rows * columns);
+    scales = room_for(memory.scales, rows);
+    output = room_for(memory.output, rows * vectors);
     turned = room_for(memory.turned, std::max(key_width + 2 * LANES, LANES * vectors));
     gathered = room_for(memory.gathered, LANES * std::max(kept.key_width, kept.value_width));
-    std::fill(input, input + padded * key_width, Number{});
-    std::fill(output, output + padded * vectors, Vector{});
+    std::fill(input, input + rows * key_width, Number{});
+    std::fill(output, output + rows * vectors, Vector{});
     for (int64_t row = 0; row < rows; ++row) {
-      const T* query = q + place(row) * kept.key_width;
-      std::transform(query, query + kept.key_width, input + row * key_width, number);
+      const T* from = q + place(row) * kept.key_width;
+      for (int64_t i = 0; i < kept.key_width; ++i) store(input[row * key_width + i], load(from[i]));
     }
-
-    for (int64_t at = 0; at < together; at += LANES) {
-      turn_keys(head, at);
-      by_rows([&](auto count, int64_t row) { multiply_keys<count>(row, at); });
-    }
-    own_groups([&](int64_t token, int64_t at, int64_t count) {
-      int64_t width = kept.key_width, stride = kept.heads * width;
-      gather(span, token, first + at, count, kept.key(0, head), stride, width, gathered);
-      turn(gathered, count, width, width, lanes());
-      for (int64_t i = 0; i < groups; ++i) multiply_keys<1>(token * groups + i, at);
-    });
-    for (int64_t row = 0; row < padded; ++row) {
-      const float* sink = spec.sinks ? spec.sinks + head * groups + row % groups : nullptr;
-      softmax(row, span.position(std::min(row / groups, span.count - 1)), sink);
-    }
-    for (int64_t at = 0; at < together; at += LANES) {
-      int64_t count = spread_values(head, at);
-      by_rows([&](auto rows, int64_t row) { multiply_values<rows>(row, at, count); });
-    }
-    own_groups([&](int64_t token, int64_t at, int64_t count) {
-      int64_t width = kept.value_width, stride = kept.heads * width;
-      gather(span, token, first + at, count, kept.value(0, head), stride, width, gathered);
-      spread(gathered, count, width);
-      for (int64_t i = 0; i < groups; ++i) multiply_values<1>(token * groups + i, at, count);
-    });
+    for_all(kept.keys, kept.key_width, turn<T>,
+            [&](auto size, int64_t row, int64_t at, int64_t) { multiply_keys<size>(row, at); });
+    for (int64_t row = 0; row < rows; ++row)
+      softmax(row, span.position(token(row)), spec.sinks ? spec.sinks + query(row) : nullptr);
+    for_all(kept.values, kept.value_width, spread_rows<T>,
+            [&](auto size, int64_t row, int64_t at, int64_t count) {
+              multiply_values<size>(row, at, count);
+            });
     for (int64_t row = 0; row < rows; ++row) {
       const float* from = reinterpret_cast<const float*>(&output[row * vectors]);
       for (int64_t i = 0; i < kept.value_width; ++i)
@@ -194,16 +201,18 @@ class Task {
   typedef typename Step<T>::Lanes Lanes;
   static constexpr int64_t EACH = Step<T>::NUMBERS;  // numbers of an input
   static constexpr int64_t PARTS = LANES / WIDTH;    // vectors of this CPU in one of LANES lanes
+  static constexpr int MOST_ROWS = std::min<int>(12, MOST_SUMS / PARTS);
   typedef std::conditional_t<EACH == 1, float, T> Number;  // as it is multiplied
   const Kept<T>& kept;
   const Spec& spec;
   const Span& span;
+  int64_t first_head, last_head, groups, of_a_head;  // `of_a_head`: its rows
   // Positions `first` on are columns. Those before `together` have the same keys for all rows.
-  int64_t first, columns, together, padded, vectors, key_steps;
-  Number* input;                     // (padded, key_steps · EACH)
-  Vector *scores, *output, *turned;  // (padded, columns), (padded, value_width)
-  Number* shares;                    // (padded, columns): e^score, at most 1
-  float* scales;                     // (padded,) that shares are multiplied by
+  int64_t first, columns, together, vectors, key_steps;
+  Number* input;                     // (rows, key_steps · EACH)
+  Vector *scores, *output, *turned;  // (rows, columns), (rows, value_width)
+  Number* shares;                    // (rows, columns): e^score, at most 1
+  float* scales;                     // (rows,) that shares are multiplied by
   T* gathered;                       // (LANES, width)
   struct Memory {                    // a thread's, kept for its next task
     std::vector<Number> input, shares;
@@ -212,47 +221,46 @@ class Task {
     std::vector<T> gathered;
   };
 
-  static Number number(T x) {
-    if constexpr (EACH == 1)
-      return load(x);
-    else
-      return x;
-  }
   Lanes* lanes() { return reinterpret_cast<Lanes*>(turned); }
 
-  // Call run(count, row) for rows by eights and fours.
-  template <typename Run>
-  void by_rows(Run run) const {
-    int64_t row = 0;
-    for (; row + 8 <= padded; row += 8) run(std::integral_constant<int, 8>(), row);
-    for (; row < padded; row += 4) run(std::integral_constant<int, 4>(), row);
-  }
-
-  // Ask for the rows that come next: they are a row of all heads apart, too far for the processor
-  // to see what follows.
-  void ask(const T* row, int64_t width) const {
-    for (int64_t j = 0; j < LANES; ++j, row += kept.heads * width)
-      for (int64_t i = 0; i < width; i += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + i);
-  }
-
-  int64_t end(int64_t at) const { return std::min<int64_t>(LANES, span.shared() - first - at); }
-
-  // Call run(token, at, count) for each token of a tree and its columns from `together` on.
-  template <typename Run>
-  void own_groups(Run run) {
-    if (!span.tails) return;
-    for (int64_t token = 0; token < span.count; ++token) {
+  // All that is kept as keys, or as values, LANES columns of a head at a time: make them ready by
+  // prepare(rows, count, stride, width, lanes), then call multiply(size, row, at, count) for blocks
+  // of `size` rows. A block of memory has all heads side by side, so they follow each other.
+  template <typename Prepare, typename Multiply>
+  void for_all(const T* rows, int64_t width, Prepare prepare, Multiply multiply) {
+    int64_t stride = kept.heads * width;
+    auto by_heads = [&](auto run) {
+      for (int64_t head = first_head; head < last_head; ++head)
+        run(rows + head * width, (head - first_head) * of_a_head);
+    };
+    for (int64_t at = 0; at < together; at += LANES)
+      by_heads([&](const T* from, int64_t begin) {
+        int64_t next = at + LANES, count = std::min<int64_t>(LANES, span.shared() - first - at);
+        if (next < together) ask(from + span.slot(first + next) * stride, width, stride);
+        prepare(from + span.slot(first + at) * stride, count, stride, width, lanes());
+        in_blocks<MOST_ROWS>(
+            of_a_head, [&](auto size, int64_t row) { multiply(size, begin + row, at, count); });
+      });
+    for (int64_t token = 0; span.tails && token < span.count; ++token) {
       int64_t stop = span.position(token) + 1 - first;
       for (int64_t at = together; at < stop; at += LANES)
-        run(token, at, std::min<int64_t>(LANES, stop - at));
+        by_heads([&](const T* from, int64_t begin) {
+          int64_t count = std::min<int64_t>(LANES, stop - at);
+          gather(span, token, first + at, count, from, stride, width, gathered);
+          prepare(gathered, count, width, width, lanes());
+          in_blocks<MOST_ROWS>(groups, [&](auto size, int64_t row) {
+            multiply(size, begin + token * groups + row, at, count);
+          });
+        });
     }
   }
 
-  void turn_keys(int64_t head, int64_t at) {
-    int64_t width = kept.key_width;
-    if (at + LANES < together) ask(kept.key(span.slot(first + at + LANES), head), width);
-    const T* keys = kept.key(span.slot(first + at), head);
-    turn(keys, end(at), kept.heads * width, width, lanes());
+  // Ask for the rows that come next, which lie too far apart for the processor to see. Into the
+  // second cache: more lines can be on their way to it than to the first.
+  static void ask(const T* row, int64_t width, int64_t stride) {
+    for (int64_t j = 0; j < LANES; ++j, row += stride)
+      for (int64_t i = 0; i < width; i += 64 / int64_t(sizeof(T)))
+        __builtin_prefetch(row + i, 0, 2);
   }
 
   // Scores of LANES keys: every lane is a key, so nothing is summed across lanes.
@@ -265,8 +273,9 @@ class Task {
       for (int r = 0; r < ROWS; ++r)
         for (int64_t part = 0; part < PARTS; ++part)
           sums[r][part] = Step<T>::add(sums[r][part], keys[part], x[r * key_steps + i]);
+    Wide* to = reinterpret_cast<Wide*>(scores) + (row * columns + at) / WIDTH;
     for (int r = 0; r < ROWS; ++r)
-      std::memcpy(&scores[(row + r) * columns / LANES + at / LANES], sums[r], sizeof(sums[r]));
+      for (int64_t part = 0; part < PARTS; ++part) to[r * columns / WIDTH + part] = sums[r][part];
   }
 
   void softmax(int64_t row, int64_t stands, const float* sink) {
@@ -293,42 +302,23 @@ class Task {
     scales[row] = 1.0f / sum;
   }
 
-  // Values as they are multiplied, each row from a whole vector on. Returns the number of keys.
-  int64_t spread_values(int64_t head, int64_t at) {
-    int64_t width = kept.value_width;
-    if (at + LANES < together) ask(kept.value(span.slot(first + at + LANES), head), width);
-    spread(kept.value(span.slot(first + at), head), end(at), kept.heads * width);
-    return end(at);
-  }
-
-  void spread(const T* value, int64_t count, int64_t stride) {
-    Input* to = reinterpret_cast<Input*>(lanes());
-    int64_t width = kept.value_width;
-    for (int64_t j = 0; j < count; j += EACH, value += EACH * stride, to += vectors * LANES)
-      if constexpr (EACH == 1)
-        for (int64_t i = 0; i < width; ++i) to[i] = load(value[i]);
-      else if (j + 1 == count)
-        for (int64_t i = 0; i < width; ++i) to[i] = value[i].bits;
-      else
-        for (int64_t i = 0; i < width; ++i)
-          to[i] = value[i].bits | uint32_t(value[stride + i].bits) << 16;
-  }
-
   template <int ROWS>
   void multiply_values(int64_t row, int64_t at, int64_t count) {
     const Number* share = &shares[row * columns + at];
-    int64_t parts = vectors * PARTS;
-    for (int64_t part = 0; part < parts; ++part) {
-      Wide* out = reinterpret_cast<Wide*>(&output[row * vectors]) + part;
-      const Lanes* in = lanes() + part;
-      Wide sums[ROWS];
-      for (int r = 0; r < ROWS; ++r) sums[r] = out[r * parts];
-      for (int64_t j = 0; j < count; j += EACH, in += parts)
+    Wide* to = reinterpret_cast<Wide*>(output + row * vectors);
+    for (int64_t first = 0; first < vectors * PARTS; first += PARTS, to += PARTS) {
+      const Lanes* in = lanes() + first;
+      Wide sums[ROWS][PARTS];
+      for (int r = 0; r < ROWS; ++r)
+        for (int64_t part = 0; part < PARTS; ++part) sums[r][part] = to[r * vectors * PARTS + part];
+      for (int64_t j = 0; j < count; j += EACH, in += vectors * PARTS)
         for (int r = 0; r < ROWS; ++r) {
-          const Number* theirs = share + r * columns + j;
-          sums[r] = Step<T>::add(sums[r], *in, *reinterpret_cast<const Input*>(theirs));
+          Input theirs = *reinterpret_cast<const Input*>(share + r * columns + j);
+          for (int64_t part = 0; part < PARTS; ++part)
+            sums[r][part] = Step<T>::add(sums[r][part], in[part], theirs);
         }
-      for (int r = 0; r < ROWS; ++r) out[r * parts] = sums[r];
+      for (int r = 0; r < ROWS; ++r)
+        for (int64_t part = 0; part < PARTS; ++part) to[r * vectors * PARTS + part] = sums[r][part];
     }
   }
 };

@@ -27,24 +27,10 @@ class TiledTask {
     together = span.tails ? (span.shared() - first) / STEP * STEP : columns;
   }
 
-  void run(const Bf16* q, Bf16* out, int64_t head, int64_t groups) {
-    int64_t queries = groups * kept.heads, rows = groups * span.count;
+  void run(const Bf16* q, Bf16* out, int64_t first_head, int64_t last_head, int64_t groups) {
     Tiles tiles;
     configure(tiles);
-    for (int64_t begin = 0; begin < rows; begin += LANES) {
-      Queries these;
-      these.count = std::min<int64_t>(LANES, rows - begin);
-      for (int64_t i = 0; i < these.count; ++i) {
-        int64_t token = (begin + i) / groups, query = head * groups + (begin + i) % groups;
-        these.tokens[i] = token;
-        these.places[i] = token * queries + query;
-        these.stands[i] = float(span.position(token));
-        these.sinks[i] = spec.sinks ? spec.sinks[query] : -std::numeric_limits<float>::infinity();
-      }
-      multiply_keys(q, these, head);
-      Vector sum = softmax(these.stands, these.sinks);
-      multiply_values(these, head, 1.0f / sum, out);
-    }
+    for (int64_t head = first_head; head < last_head; ++head) run_head(q, out, head, groups);
     _tile_release();
   }
 
@@ -60,6 +46,24 @@ class TiledTask {
   const Span& span;
   // Positions `first` on are columns. Those before `together` have the same keys for all rows.
   int64_t first, columns, together;
+
+  void run_head(const Bf16* q, Bf16* out, int64_t head, int64_t groups) {
+    int64_t queries = groups * kept.heads, rows = groups * span.count;
+    for (int64_t begin = 0; begin < rows; begin += LANES) {
+      Queries these;
+      these.count = std::min<int64_t>(LANES, rows - begin);
+      for (int64_t i = 0; i < these.count; ++i) {
+        int64_t token = (begin + i) / groups, query = head * groups + (begin + i) % groups;
+        these.tokens[i] = token;
+        these.places[i] = token * queries + query;
+        these.stands[i] = float(span.position(token));
+        these.sinks[i] = spec.sinks ? spec.sinks[query] : -std::numeric_limits<float>::infinity();
+      }
+      multiply_keys(q, these, head);
+      Vector sum = softmax(these.stands, these.sinks);
+      multiply_values(these, head, 1.0f / sum, out);
+    }
+  }
 
   // Call run(token, at, count) for each token of a tree among these and its columns from `together`
   // on, 32 at a time.

@@ -72,17 +72,12 @@ struct Room {
 };
 
 template <typename T>
-struct PlainSteps {
-  typedef FloatSteps Steps;
-};
-template <>
-struct PlainSteps<Bf16> {
-  typedef std::conditional_t<HAS_PAIRS, PairSteps, WidenedSteps> Steps;
-};
+using PlainSteps = std::conditional_t<sizeof(T) == 4, FloatSteps,
+                                      std::conditional_t<HAS_PAIRS, PairSteps, WidenedSteps>>;
 
 template <typename T>
 void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t inputs, Room& room) {
-  typedef typename PlainSteps<T>::Steps Plain;
+  typedef PlainSteps<T> Plain;
   bool as_bytes = parts.any(8) || parts.any(4), as_they_are = parts.any(8 * sizeof(T));
   auto* plain = reinterpret_cast<typename Plain::Input*>(room.plain.data());
   ByteGroup* bytes = room.bytes.data();

@@ -7,9 +7,6 @@
 
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "dots.h"
 #include "matrix.h"
 
@@ -18,14 +15,6 @@ namespace peagle {
 constexpr int64_t PARTS = LANES / WIDTH;  // vectors of the outputs of a panel
 constexpr int64_t LINE = 4 * LANES;       // bytes of these
 constexpr int64_t ROWS_OF_A_CHUNK = 48;   // rows that stay in a near cache while panels pass by
-
-#if defined(__AVX512F__)
-constexpr int MOST_SUMS = 24;  // vectors that stay in registers, beside weights and inputs
-#elif defined(__ARM_NEON)
-constexpr int MOST_SUMS = 16;
-#else
-constexpr int MOST_SUMS = 12;
-#endif
 
 // Of one block: rows by one panel. Each vector of outputs takes `Steps::KEPT` registers of a row.
 template <typename Steps>
@@ -36,17 +25,6 @@ constexpr int MOST_ROWS =
 template <typename Steps>
 constexpr int panels_at_once(int rows) {
   return 4 * rows <= MOST_ROWS<Steps> ? 2 : 1;
-}
-
-inline int64_t steps(int64_t inputs, int64_t of_a_step) {
-  return (inputs + of_a_step - 1) / of_a_step;
-}
-
-template <typename V>
-inline V load_vector(const void* from) {
-  V lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return lanes;
 }
 
 // Where a step of some panels lies.
@@ -266,19 +244,11 @@ void multiply_block(const Product<T>& product, int64_t panel, int64_t panels,
 }
 
 template <int ROWS, typename Steps, typename T>
-void multiply_panels(const Product<T>& product, int64_t first, int64_t last,
-                     const typename Steps::Input* x, int64_t rows, int64_t row) {
+[[gnu::noinline]] void multiply_panels(const Product<T>& product, int64_t first, int64_t last,
+                                       const typename Steps::Input* x, int64_t rows, int64_t row) {
   constexpr int PANELS = panels_at_once<Steps>(ROWS);
   for (int64_t panel = first; panel < last; panel += PANELS)
     multiply_block<ROWS, PANELS, Steps>(product, panel, last - panel, x, rows, row);
-}
-
-// By number of rows: the functions for 1 … MOST_ROWS of them.
-template <typename Steps, typename T, int... ROWS>
-constexpr auto by_rows(std::integer_sequence<int, ROWS...>) {
-  typedef void (*Multiply)(const Product<T>&, int64_t, int64_t, const typename Steps::Input*,
-                           int64_t, int64_t);
-  return std::array<Multiply, sizeof...(ROWS)>{multiply_panels<ROWS + 1, Steps, T>...};
 }
 
 // All rows by the panels first … last − 1, in blocks of rows that are about equally large. What
@@ -287,22 +257,14 @@ template <typename Steps, typename T>
 void multiply(const Product<T>& product, int64_t first, int64_t last, const void* spread,
               int64_t rows) {
   constexpr int MOST = MOST_ROWS<Steps>;
-  constexpr auto MULTIPLY = by_rows<Steps, T>(std::make_integer_sequence<int, MOST>());
   const auto* x = static_cast<const typename Steps::Input*>(spread);
   for (int64_t done = 0; done < rows; done += ROWS_OF_A_CHUNK) {
-    int64_t end = std::min(rows, done + ROWS_OF_A_CHUNK);
-    if (end - done <= MOST) {
-      MULTIPLY[end - done - 1](product, first, last, x, rows, done);
-      continue;
-    }
-    for (int64_t panel = first; panel < last; panel += 2) {
-      int64_t row = done;
-      for (int64_t blocks = steps(end - done, MOST); blocks; --blocks) {
-        int64_t size = steps(end - row, blocks);
-        MULTIPLY[size - 1](product, panel, std::min(panel + 2, last), x, rows, row);
-        row += size;
-      }
-    }
+    int64_t count = std::min(rows - done, ROWS_OF_A_CHUNK), together = count > MOST ? 2 : last;
+    for (int64_t panel = first; panel < last; panel += together)
+      in_blocks<MOST>(count, [&](auto size, int64_t row) {
+        int64_t end = std::min(panel + together, last);
+        multiply_panels<size, Steps>(product, panel, end, x, rows, done + row);
+      });
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
@@ -29,6 +30,45 @@ constexpr int WIDTH = 4;
 typedef float Wide __attribute__((vector_size(4 * WIDTH), may_alias));
 typedef uint32_t WideBits __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t WideInts __attribute__((vector_size(4 * WIDTH)));
+
+#if defined(__AVX512F__)
+constexpr int MOST_SUMS = 24;  // vectors that stay in registers, beside weights and inputs
+#elif defined(__ARM_NEON)
+constexpr int MOST_SUMS = 16;
+#else
+constexpr int MOST_SUMS = 12;
+#endif
+
+template <typename V>
+inline V load_vector(const void* from) {
+  V lanes;
+  std::memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+
+// The number of steps that `inputs` take, the last one may be short.
+inline int64_t steps(int64_t inputs, int64_t of_a_step) {
+  return (inputs + of_a_step - 1) / of_a_step;
+}
+
+template <int SIZE, typename Run>
+void run_block(int64_t size, int64_t row, Run run) {
+  if constexpr (SIZE > 1)
+    if (size < SIZE) return run_block<SIZE - 1>(size, row, run);
+  run(std::integral_constant<int, SIZE>(), row);
+}
+
+// Call run(size, row) for rows in blocks of at most MOST, which are about equally large. `size` is
+// known when this is compiled.
+template <int MOST, typename Run>
+void in_blocks(int64_t rows, Run run) {
+  int64_t row = 0;
+  for (int64_t blocks = steps(rows, MOST); blocks; --blocks) {
+    int64_t size = steps(rows - row, blocks);
+    run_block<MOST>(size, row, run);
+    row += size;
+  }
+}
 
 struct Bf16 {
   uint16_t bits;
