@@ -163,8 +163,8 @@ class LLM(Setup):
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete prompts (texts, or token ids), all with one set of parameters or one each; with
-        n > 1, the first prompt's n answers come first.
+        """Complete prompts (texts, or token ids) or one text, all with one set of parameters or one
+        each; with n > 1, the first prompt's n answers come first.
 
         Raises RequestFailure, once all have ended, when one of them could not go on; `stream` gives
         the finish_reason of each.
@@ -178,6 +178,7 @@ class LLM(Setup):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Run:
         """Iterate over `Chunk`s of text as they are decided; then `.completions()`."""
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):

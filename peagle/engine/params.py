@@ -88,6 +88,7 @@ class SamplingParams:
             "frequency_penalty": (abs(self.frequency_penalty) <= 2, "-2 to 2"),
             "logprobs": ((self.logprobs or 0) >= 0, "0 (the token's own) or more"),
             "n": (self.n >= 1, "at least 1"),
+            "stop": (not isinstance(self.stop, str), "a list of texts"),
         }
         for name, (fine, allowed) in checks.items():
             if not fine:
@@ -96,8 +97,7 @@ class SamplingParams:
             raise InputError("must not be empty", field="stop", value="")
         for token, bias in (self.logit_bias or {}).items():
             if not abs(bias) <= 100:
-                why = "must be -100 to 100"
-                raise InputError(why, field="logit_bias", value={token: bias})
+                raise InputError("must be -100 to 100", field="logit_bias", value={token: bias})
         if self.n > 1 and self.greedy:
             fix = "set `temperature` above 0 or `n` to 1"
             raise InputError("greedy answers are all the same", field="n", value=self.n, fix=fix)

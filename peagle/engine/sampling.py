@@ -165,7 +165,7 @@ class Penalties:
 def check_tokens(ids: Iterable[int], vocabulary: int, field: str) -> None:
     """Raises InputError of `field` for a token id that the target does not have."""
     for token in ids:
-        if not 0 <= token < vocabulary:
+        if not hasattr(token, "__index__") or not 0 <= token < vocabulary:
             why = f"the target's token ids are 0 to {vocabulary - 1}"
             raise InputError(why, field=field, value=token)
 

@@ -41,8 +41,7 @@ class SharedTarget:
             made = target
         else:
             why = "a loaded target cannot be quantized"
-            fix = "give the target by name"
-            raise InputError(why, field="quantize", value=quantize, fix=fix)
+            raise InputError(why, field="quantize", value=quantize, fix="give the target by name")
         self.target = made
         self.backend = backend or choose_backend(made.device, made.dtype, exact=deterministic)
         self._sizes = weight_sizes(made)  # before the backend replaces weights

@@ -188,13 +188,21 @@ def test_prompts_as_text_and_ids(target: Target) -> None:
     ids = llm.tokenizer("the cat")["input_ids"]
     one, two = llm.generate(["the cat", ids], SamplingParams(max_tokens=5))
     assert one.token_ids == two.token_ids and one.text == llm.tokenizer.decode(one.token_ids)
+    [alone] = llm.generate("the cat", SamplingParams(max_tokens=5))
+    assert alone.token_ids == one.token_ids
 
 
 @pytest.mark.parametrize(
     ("prompts", "field"),
-    [([[7], []], "prompt[1]"), ([""], "prompt[0]"), ([[7] * 256], "prompt[0]")],
+    [
+        ([[7], []], "prompt[1]"),
+        ([""], "prompt[0]"),
+        ([[7] * 256], "prompt[0]"),
+        ([[7, 7.5]], "prompt[0]"),
+        ([[{"role": "user", "content": "the cat"}]], "prompt[0]"),
+    ],
 )
-def test_bad_prompts(target: Target, prompts: list[str | list[int]], field: str) -> None:
+def test_bad_prompts(target: Target, prompts: list[Any], field: str) -> None:
     with refused(field):
         LLM(target).generate(prompts)
 

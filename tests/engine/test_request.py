@@ -36,6 +36,7 @@ def test_bad_parameters(name: str, values: tuple[float, ...]) -> None:
     ("given", "field"),
     [
         ({"stop": ("a", "")}, "stop"),
+        ({"stop": "the end"}, "stop"),
         ({"logit_bias": {7: 101}}, "logit_bias"),
         ({"logit_bias": {7: float("nan")}}, "logit_bias"),
         ({"n": 3}, "n"),
