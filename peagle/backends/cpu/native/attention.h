@@ -306,8 +306,8 @@ class Task {
   void multiply_values(int64_t row, int64_t at, int64_t count) {
     const Number* share = &shares[row * columns + at];
     Wide* to = reinterpret_cast<Wide*>(output + row * vectors);
-    for (int64_t first = 0; first < vectors * PARTS; first += PARTS, to += PARTS) {
-      const Lanes* in = lanes() + first;
+    for (int64_t at_vector = 0; at_vector < vectors * PARTS; at_vector += PARTS, to += PARTS) {
+      const Lanes* in = lanes() + at_vector;
       Wide sums[ROWS][PARTS];
       for (int r = 0; r < ROWS; ++r)
         for (int64_t part = 0; part < PARTS; ++part) sums[r][part] = to[r * vectors * PARTS + part];
