@@ -16,7 +16,7 @@ from peagle.model.tensors import free_memory
 from peagle.train.batches import Batches, PackedDocuments
 from peagle.train.config import TrainConfig
 from peagle.train.elements import Segment, one_pass, partition, sample_elements
-from peagle.train.passes import run_drafter
+from peagle.train.passes import multiplies_bf16, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
 SHARE = 0.35  # of the free memory that activations may take; gaps between them take as much again
@@ -97,7 +97,7 @@ class Sampler:
         self.depths = drafter.config.depths
         self.device = drafter.norm.weight.device
         self.vocabulary = drafter.target_ids.cpu()
-        self.cost = pass_cost(drafter)
+        self.cost = pass_cost(drafter, bf16=multiplies_bf16(self.device))
 
     def sample(self, number: int) -> TrainingSequence:
         """Sequence `number`, counted from the start of training, on the device."""

@@ -17,7 +17,7 @@ from peagle.model.tensors import pad_rows
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import Segment
 from peagle.train.loss import ChunkedDivergence, LossChunk
-from peagle.train.passes import logits_of, run_drafter
+from peagle.train.passes import logits_of, multiplies_bf16, run_drafter
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
     from peagle.model.target import Target
@@ -56,8 +56,9 @@ class Trainee(nn.Module):
         self, sequence: PackedDocuments, target_output: TargetOutput, segment: Segment
     ) -> StepResult:
         """`target_output` is `run_target`'s of the sequence."""
-        with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=self.bf16):
-            features = target_output.features
+        device, features = sequence.ids.device, target_output.features
+        bf16 = self.bf16 and multiplies_bf16(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             normed = run_drafter(self.drafter, sequence, features, segment.elements)
             return self.compare(sequence, target_output.hidden, segment, normed)
 

@@ -126,9 +126,8 @@ class Trainer:
 
     def _sample(self) -> list[TrainingSequence]:
         """This process's sequences of the step."""
-        every = self.batches.numbers(self.progress.step)
-        mine = every[self.accelerator.process_index :: self.world]
-        work = [self.sampler.sample(number) for number in mine]
+        share = slice(self.accelerator.process_index, None, self.world)
+        work = [self.sampler.sample(i) for i in self.batches.numbers(self.progress.step)[share]]
         passes = [item.segments for item in work]
         if self.config.shard:
             processes.pad_passes(passes, self.target.device)
@@ -204,8 +203,7 @@ class Trainer:
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": round(progress.seconds, 2),
         }
-        due = progress.step % self.config.eval_every == 0 or self.finished
-        if self.measure is not None and due:
+        if self.measure and (progress.step % self.config.eval_every == 0 or self.finished):
             metrics |= self._measured(self.measure)
         if self.accelerator.is_main_process:
             state.append_line(self.config.output / state.METRICS, metrics)
@@ -280,5 +278,4 @@ def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -
         raise InputError("is missing", field="depths", fix=fix)
     method = method_of(drafter.config)
     if config.recompute and not method.parallel:
-        why = f"is not supported for {method.title}"
-        raise InputError(why, field="recompute", fix="leave it out")
+        raise InputError(f"is not for {method.title}", field="recompute", fix="leave it out")

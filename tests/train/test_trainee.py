@@ -1,5 +1,7 @@
 """One training forward means what the engine drafts; labels and gradients are as defined."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
@@ -19,7 +21,7 @@ from peagle.model.tensors import missing_rows
 from peagle.train import trainee as trainee_module
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import one_pass, sample_elements
-from peagle.train.passes import run_drafter, run_target
+from peagle.train.passes import multiplies_bf16, run_drafter, run_target
 from peagle.train.trainee import Trainee
 
 TOKENS, DEPTHS = 26, 5
@@ -202,3 +204,26 @@ def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
     assert not any(p.requires_grad or p.grad is not None for p in target.model.parameters())
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_where_a_processor_multiplies_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch, *, fast: bool
+) -> None:
+    """Without instructions for it a CPU takes 20 times as long in bf16 as in float32."""
+    monkeypatch.setattr(trainee_module, "multiplies_bf16", lambda device: fast)
+    drafter = make_drafter(target, "p-eagle")
+    sequence = make_sequence()
+    products = set[torch.dtype]()
+    drafter.fc.register_forward_hook(lambda module, given, made: products.add(made.dtype))
+    segment = one_pass(sequence, all_elements(sequence))
+    output = run_target(target, sequence, drafter.config.feature_layers)
+    Trainee(drafter, target)(sequence, output, segment)
+    assert products == {torch.bfloat16 if fast else torch.float32}
+
+
+def test_processors_that_multiply_bf16() -> None:
+    assert multiplies_bf16(torch.device("cuda"))
+    flags = Path("/proc/cpuinfo")
+    if flags.is_file() and "avx512_bf16" in flags.read_text().split():
+        assert multiplies_bf16(torch.device("cpu"))
