@@ -66,10 +66,16 @@ def test_two_libraries_of_a_process_share_nothing(tmp_path: Path) -> None:
     [made] = (tmp_path / "peagle").iterdir()
     listed = ["nm", "--dynamic", "--defined-only", "--format=posix", str(made)]
     lines = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.splitlines()
-    symbols = {tuple(line.split()[:2]) for line in lines}
-    assert {kind for _, kind in symbols} <= {"T", "D", "W"}
+    # Others are the standard library's, which has its own on some systems.
+    symbols = [line.split()[:2] for line in lines]
+    own = {name: kind for name, kind in symbols if name[0] != "_" or "6peagle" in name}
+    assert set(own.values()) <= {"T", "D", "W"}
     names = {f"{name}_{dtype}" for name in library.ARGUMENTS for dtype in library.DTYPES.values()}
-    assert {name for name, kind in symbols if kind != "W"} == {*names, "has_tiles", "struct_sizes"}
+    assert {name for name, kind in own.items() if kind != "W"} == {
+        *names,
+        "has_tiles",
+        "struct_sizes",
+    }
 
 
 def test_a_damaged_library_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
