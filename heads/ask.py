@@ -1,38 +1,37 @@
-"""Prompts by the ten thousand, for generate.py, and those that follow from its answers.
+"""Prompts by the ten thousand, for generate.py.
 
-    python heads/ask.py first train_prompts.jsonl.gz DATA answers.jsonl.gz more_answers.jsonl.gz OUT
-    python heads/ask.py then OUT humaneval.jsonl mt_bench.jsonl
+    python heads/ask.py train_prompts.jsonl.gz DATA answers.jsonl.gz more_answers.jsonl.gz OUT \
+        --not-in humaneval.jsonl mt_bench.jsonl
 
-DATA is what data.sh has made of these files. `first` writes OUT/greedy.jsonl and OUT/sampled.jsonl,
-to be answered so, and OUT/starts.jsonl, beginnings of user turns that the target goes on with.
-`then` reads what generate.py made of greedy.jsonl (OUT/greedy.answers.jsonl) and of starts.jsonl
-(OUT/starts.answers.jsonl); it writes OUT/written.jsonl, the user turns that the target wrote, and
-OUT/further.jsonl, dialogues that go on. A user turn that has 50 characters in a row of a file to
-measure on is left out.
+DATA is what data.sh has made of these files. Writes OUT/greedy.jsonl and OUT/sampled.jsonl, to be
+answered so, and DATA/asked.jsonl: those that heads/asked.xz holds the answers of. A prompt that has
+50 characters in a row of a file of --not-in, which heads are measured on, is left out.
+
+asked.xz is packed: of each answer the hash of its prompt (8 bytes), the number of its tokens, and
+these (2 bytes each).
 """
 
 import argparse
+import hashlib
 import json
+import lzma
 import random
+from array import array
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any, cast
 
 from more import TARGET, could_be_asked, material
-from prompts import FOLLOW_UPS, LANGUAGES, Maker, first_turn, from_template
+from prompts import LANGUAGES, Maker, first_turn, from_template
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_prompts
 from peagle.data.records import read_records
-from peagle.data.synth import MIN_TOKENS, all_draws, refusal, user_turn
 from peagle.model.loader import load_tokenizer
 
+ANSWERS = Path(__file__).with_name("asked.xz")
 SEED = 37
 SHORT = 6000  # prompts whose answer is a word or a letter
-STARTS = 30_000
-FURTHER = 16_000
 WINDOW = 50  # characters
 LONGEST = 700  # tokens of a prompt
 OF_FUNCTIONS: tuple[Maker, ...] = (
@@ -63,99 +62,79 @@ OF_TEXTS: tuple[Maker, ...] = (
 )
 
 
-def write(file: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """A JSONL file."""
-    count = 0
-    with file.open("w", encoding="utf-8") as out:
-        for line in lines:
-            out.write(json.dumps(line, separators=(",", ":")) + "\n")
-            count += 1
-    print(f"{file}: {count} lines")
-
-
-def as_prompts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[dict[str, Any]]:
-    """Lines of generate.py, in random order."""
-    for text in random.Random(SEED).sample(texts, len(texts)):
-        ids = prompt_ids(tokenizer, [{"role": "user", "content": text}], PLAIN_STYLE)
-        if len(ids) <= LONGEST:
-            yield {"prompt_ids": ids}
-
-
-def first(prompts: Path, data: Path, *rest: Path) -> None:
-    *answers, out = rest
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(TARGET)
-    rng = random.Random(SEED)
-    lines = read_records(data / "more.jsonl")
-    answered = {first_turn(tokenizer.decode(line["prompt_ids"])) for line in lines}
-    made_from = material(prompts, data, list(answers))
-    asked = [turns[0] for turns in could_be_asked(made_from)]
-    greedy = [text for text in asked if text.strip() not in answered]
-    (_, texts, functions), short, plain = made_from
-    for makers, values in ((OF_FUNCTIONS, functions), (OF_TEXTS, texts)):
-        greedy += [maker(rng, value)[0] for maker in makers for value in values]
-    write(out / "greedy.jsonl", as_prompts(tokenizer, greedy))
-    write(out / "sampled.jsonl", as_prompts(tokenizer, plain + rng.sample(short, SHORT)))
-    turn = user_turn(tokenizer, [], PLAIN_STYLE, {end_of(tokenizer)})
-    draws = islice(all_draws(SEED, 0), STARTS)
-    texts = [turn.start + draw.starter for draw in draws]
-    starts = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    write(out / "starts.jsonl", ({"prompt_ids": ids} for ids in starts))
-
-
-def end_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that ends a turn."""
-    return cast(int, tokenizer.convert_tokens_to_ids("<|im_end|>"))
-
-
-def last_turn(text: str) -> str:
-    """The last user turn of a prompt, where nothing follows it."""
-    return text.rsplit("<|im_start|>user\n", 1)[-1].removesuffix("<|im_end|>").strip()
-
-
-def then(out: Path, *measured_on: Path) -> None:
-    records = [turns for file in measured_on for turns in read_prompts(file)]
-    foreign = {part for turns in records for part in windows(" ".join(turns))}
-    tokenizer = load_tokenizer(TARGET)
-    end = end_of(tokenizer)
-    drafts = [
-        line["prompt_ids"] + line["answer_ids"]
-        for line in read_records(out / "starts.answers.jsonl")
-        if len(line["answer_ids"]) > MIN_TOKENS and line["answer_ids"][-1] == end
-    ]
-    texts = map(last_turn, tokenizer.batch_decode(drafts))
-    turns = dict.fromkeys(
-        text for text in texts if "<|" not in text and refusal(text, set()) is None
-    )
-    written = [text for text in turns if foreign.isdisjoint(windows(text))]
-    print(f"{len(turns) - len(written)} user turns left out")
-    write(out / "written.jsonl", as_prompts(tokenizer, written))
-    rng = random.Random(SEED)
-    openings = [
-        f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in FOLLOW_UPS
-    ]
-    follow_ups = tokenizer(openings, add_special_tokens=False)["input_ids"]
-    ended = (
-        line["prompt_ids"] + line["answer_ids"]
-        for line in read_records(out / "greedy.answers.jsonl")
-        if line["answer_ids"][-1] == end
-    )
-    short = [ids for ids in ended if len(ids) < LONGEST]
-    chosen = rng.sample(short, min(FURTHER, len(short)))
-    write(out / "further.jsonl", ({"prompt_ids": ids + rng.choice(follow_ups)} for ids in chosen))
-
-
 def windows(text: str) -> set[str]:
     """Every run of 50 characters: two texts that share such a run have one of these in common."""
     return {text[at : at + WINDOW] for at in range(len(text) - WINDOW + 1)}
 
 
+def asked(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], foreign: set[str]
+) -> Iterator[list[int]]:
+    """Tokens of prompts, in random order."""
+    for text in random.Random(SEED).sample(texts, len(texts)):
+        ids = prompt_ids(tokenizer, [{"role": "user", "content": text}], PLAIN_STYLE)
+        if len(ids) <= LONGEST and foreign.isdisjoint(windows(text)):
+            yield ids
+
+
+def unpack(packed: bytes) -> dict[bytes, list[int]]:
+    """Answers by the hashes of their prompts."""
+    answers = {}
+    at = 0
+    while at < len(packed):
+        size = 2 * int.from_bytes(packed[at + 8 : at + 10], "little")
+        answers[packed[at : at + 8]] = array("H", packed[at + 10 : at + 10 + size]).tolist()
+        at += 10 + size
+    return answers
+
+
+def hash_of(prompt: list[int]) -> bytes:
+    return hashlib.sha256(array("H", prompt).tobytes()).digest()[:8]
+
+
+def write(file: Path, lines: Iterable[dict[str, list[int]]]) -> None:
+    """A JSONL file."""
+    texts = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]
+    file.write_text("".join(texts))
+    print(f"{file}: {len(texts)} lines")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("first", "then"))
-    parser.add_argument("paths", type=Path, nargs="+", help="as above")
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("answers", type=Path, nargs="+")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--not-in", type=Path, nargs="+", default=[])
     args = parser.parse_args()
-    {"first": first, "then": then}[args.command](*args.paths)
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(TARGET)
+    rng = random.Random(SEED)
+    lines = read_records(args.data / "more.jsonl")
+    answered = {first_turn(tokenizer.decode(line["prompt_ids"])) for line in lines}
+    made_from = material(args.prompts, args.data, args.answers)
+    first_turns = [turns[0] for turns in could_be_asked(made_from)]
+    greedy = [text for text in first_turns if text.strip() not in answered]
+    (_, material_texts, functions), short, plain = made_from
+    for makers, values in ((OF_FUNCTIONS, functions), (OF_TEXTS, material_texts)):
+        greedy += [maker(rng, value)[0] for maker in makers for value in values]
+    sampled = plain + rng.sample(short, SHORT)
+    measured_on = [turns for file in args.not_in for turns in read_prompts(file)]
+    foreign = {part for turns in measured_on for part in windows(" ".join(turns))}
+    answers = unpack(lzma.decompress(ANSWERS.read_bytes()))
+    known = []
+    for name, texts in (("greedy", greedy), ("sampled", sampled)):
+        open_ones = []
+        for prompt in asked(tokenizer, texts, foreign):
+            answer = answers.pop(hash_of(prompt), None)
+            line = {"prompt_ids": prompt}
+            if answer is None:
+                open_ones.append(line)
+            else:
+                known.append(line | {"answer_ids": answer})
+        write(args.out / f"{name}.jsonl", open_ones)
+    write(args.data / "asked.jsonl", known)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,8 @@ class Generator:
                 if len(left) < 0.9 * len(rows):
                     if not len(left):
                         break
-                    self.cache = [[x[left] for x in layer] for layer in self.cache]
+                    for layer in self.cache:  # one by one: both copies of all would be too much
+                        layer[:] = [x[left] for x in layer]
                     rows, empty, tokens, ended = (x[left] for x in (rows, empty, tokens, ended))
             hidden = self._run(tokens[:, None], empty, slice(None), longest + step)[:, 0]
         self.cache = []
@@ -165,7 +166,7 @@ class Generator:
         if temperature == 0:
             return logits.max(-1).indices
         likely = (logits.float() / temperature).softmax(-1)
-        likely[likely < MIN_P * likely.amax(-1, keepdim=True)] = 0
+        likely.masked_fill_(likely < MIN_P * likely.amax(-1, keepdim=True), 0)
         # The largest of p / Exp(1) is p's sample.
         return (likely / torch.empty_like(likely).exponential_()).max(-1).indices
 

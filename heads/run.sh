@@ -17,12 +17,12 @@ set -euo pipefail
 # Files of data/, each with the millions of answer tokens that both heads have seen in all before the
 # next one is captured. One that was passed before the folder was made is left out. The first is a
 # tenth of each of the others, so that training begins soon.
-PARTS=(mixed:36 sampled:38 greedy:41 more_answers_smollm2:42 answers_smollm2:43 synth:44 more:48)
-GOAL=48000000
-SETTINGS=(--draft-vocab 7680 --segments 1 --ratio 0.7 --decay 0.8 --save-every 500 --eval-every 2000)
+PARTS=(mixed:60 asked:64 sampled:66 greedy:68 more_answers_smollm2:69 answers_smollm2:70 synth:71 more:74)
+GOAL=74000000
+SETTINGS=(--draft-vocab 7680 --segments 1 --ratio 0.7 --save-every 500 --eval-every 2000)
 declare -A METHOD=(
-  [p-eagle]="--layers 4 --depths 8 --correction joint"
-  [eagle3]="--layers 1 --depths 7 --fc-norm --norm-output"
+  [p-eagle]="--layers 4 --depths 8 --correction joint --decay 1.0"
+  [eagle3]="--layers 1 --depths 7 --fc-norm --norm-output --decay 0.8"
 )
 
 fail() { echo "heads/run.sh: $*" >&2; exit 2; }
@@ -90,6 +90,8 @@ make_data() {
     tree/heads/data.sh data/train_prompts.jsonl.gz data \
       data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz
     local name
+    python tree/heads/ask.py data/train_prompts.jsonl.gz data \
+      data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz data/ask
     for name in answers_smollm2 more_answers_smollm2 greedy sampled synth; do
       first_tenth "data/$name".jsonl*
     done >data/mixed.jsonl

@@ -1,5 +1,5 @@
-"""heads/run.sh starts, pauses, stops and continues, and heads/gpu.sh divides its time, with a
-stand-in for peagle."""
+"""heads/run.sh starts, pauses, stops and continues, and heads/gpu.sh divides its time, with
+stand-ins for peagle and python."""
 
 import json
 import os
@@ -34,10 +34,16 @@ while not stop and seen < most:
     time.sleep(0.05)
 (folder / "checkpoints").mkdir(exist_ok=True)
 """
-# Of heads/: says what it was asked; lines that another program hands it are run.
+# Of heads/: says what it was asked. An answer is its prompt, the last one not whole, since time was
+# over; whoever trains waits for them.
 PYTHON = """#!/bin/sh
-if [ "$1" = - ]; then exec python3 "$@"; fi
 echo "${1##*/} $*" >>python_calls
+case $1 in
+  */generate.py)
+    if [ $3 = ask/sampled.jsonl ]; then echo '{"of": "sampled"}' >$4; else cp $3 $4; fi
+    printf '{"prompt_ids": [1' >>$4 ;;
+  */by_clock.py) while [ ! -f ready ]; do sleep 0.05; done ;;
+esac
 """
 # A session of its own, without lower priority: with other tests it would get no time.
 SETSID = """#!/usr/bin/env python3
@@ -49,20 +55,20 @@ os.execvp(sys.argv[5], sys.argv[5:])
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A run's folder whose data are made, with heads that saw 35.5 million tokens."""
+    """A run's folder whose data are made, with heads that saw 59.5 million tokens."""
     made = tmp_path / "run"
     heads = made / "tree" / "heads"
     heads.mkdir(parents=True)
     shutil.copy(ROOT / "heads" / "run.sh", heads)
     for method in ("p-eagle", "eagle3"):
-        record = {"peagle": {"provenance": {"data": {"answer_tokens": 35_500_000}}}}
+        record = {"peagle": {"provenance": {"data": {"answer_tokens": 59_500_000}}}}
         head = heads / f"smollm2-135m-{method}"
         head.mkdir()
         (head / "config.json").write_text(json.dumps(record, indent=2))
     data = made / "data"
     data.mkdir()
     first = ("mixed", "sampled", "greedy", "more_answers_smollm2", "answers_smollm2")
-    for name in (*first, "synth", "more"):
+    for name in (*first, "asked", "synth", "more"):
         (data / f"{name}.jsonl").write_text("{}\n")
     (data / "measured.jsonl").write_text("{}\n")
     sums = subprocess.run(["sha256sum", "greedy.jsonl"], cwd=data, capture_output=True, check=True)
@@ -101,10 +107,10 @@ def seen(folder: Path) -> int:
 
 
 def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
-    assert seen(folder) == 35_500_000
+    assert seen(folder) == 59_500_000
     assert run(folder, "start").stdout.startswith("started")
     assert "runs already" in run(folder, "start").stderr
-    wait(lambda: seen(folder) > 35_500_000)
+    wait(lambda: seen(folder) > 59_500_000)
     assert run(folder, "pause").returncode == 0
     wait(lambda: "paused" in run(folder, "status").stdout)
     there = seen(folder)
@@ -120,7 +126,7 @@ def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
     assert [line.split()[:2] for line in first] == [["data", "capture"], ["train", "smollm2-135m"],
                                                     ["train", "smollm2-135m"]]  # fmt: skip
     assert not any("--resume" in line for line in first)
-    assert all("--max-train-tokens 12500000" in line for line in first[1:])
+    assert all("--max-train-tokens 14500000" in line for line in first[1:])
     run(folder, "start")
     wait(lambda: len((folder / "calls").read_text().splitlines()) >= 6)
     again = (folder / "calls").read_text().splitlines()[3:6]
@@ -130,16 +136,16 @@ def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
 def test_the_next_part_is_captured_when_the_last_was_seen_enough(folder: Path) -> None:
     for method in ("p-eagle", "eagle3"):
         config = folder / "tree" / "heads" / f"smollm2-135m-{method}" / "config.json"
-        config.write_text(config.read_text().replace("35500000", "47900000"))
+        config.write_text(config.read_text().replace("59500000", "73900000"))
     run(folder, "start")
-    wait(lambda: seen(folder) == 48_000_000)
+    wait(lambda: seen(folder) == 74_000_000)
     captures = [line for line in (folder / "calls").read_text().splitlines() if line[:4] == "data"]
     assert len(captures) == 1 and "more.jsonl" in captures[0], "what was seen before is left out"
 
 
 def test_a_branch_is_a_copy_whose_rate_falls(folder: Path) -> None:
     run(folder, "start")
-    wait(lambda: seen(folder) > 35_500_000)
+    wait(lambda: seen(folder) > 59_500_000)
     assert "pause or stop it first" in run(folder, "branch", "one", "100000").stderr
     run(folder, "stop")
     wait(lambda: "stopped" in run(folder, "status").stdout)
@@ -174,40 +180,39 @@ def test_bad_calls(tmp_path: Path) -> None:
 
 
 def test_a_gpu_trains_in_the_seconds_it_is_given(tmp_path: Path) -> None:
-    """New text first; then at a constant rate, and in the last third at one that falls."""
+    """New text and both heads at once; the heads take it when all is there."""
     heads = tmp_path / "heads"
     (tmp_path / "bin").mkdir()
     heads.mkdir()
     shutil.copy(ROOT / "heads" / "gpu.sh", heads)
-    for name, script in (("peagle", PEAGLE), ("python", PYTHON)):
+    for name, script in (("python", PYTHON), ("nvidia-cuda-mps-control", "#!/bin/sh\n")):
         stand_in = tmp_path / "bin" / name
         stand_in.write_text(script)
         stand_in.chmod(0o755)
-    (tmp_path / "run" / "ask").mkdir(parents=True)
-    for name in ("starts", "greedy", "sampled", "written", "further"):
-        (tmp_path / "run" / "ask" / f"{name}.log").touch()
-    command = [heads / "gpu.sh", "run", tmp_path / "run", "8", "a.jsonl", "b.jsonl"]
-    env = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    for needed in ("run/ask/greedy.jsonl", "a.jsonl", "b.jsonl"):
-        refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert refused.returncode == 2 and f"{needed}: no such file" in refused.stderr
-        (tmp_path / needed).touch()
-    done = subprocess.run(
-        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ask = tmp_path / "run" / "ask"
+    ask.mkdir(parents=True)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+
+    def gpu() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [heads / "gpu.sh", "run", tmp_path / "run", "80"],
+            env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    refused = gpu()
+    assert refused.returncode == 2 and "ask/greedy.jsonl: no such file" in refused.stderr
+    (ask / "greedy.jsonl").write_text("".join(f'{{"prompt_ids": [{n}]}}\n' for n in range(7)))
+    started = time.time()
+    done = gpu()
     assert done.returncode == 0, done.stderr
-    scripts = (tmp_path / "run" / "python_calls").read_text()
-    answered = [line.split("ask/")[1] for line in scripts.splitlines() if line[:8] == "generate"]
-    assert sorted(answered[:3]) == ["greedy.jsonl ", "sampled.jsonl ", "starts.jsonl "]
-    assert sorted(answered[3:]) == ["further.jsonl ", "written.jsonl "]
-    assert f"then ask {tmp_path / 'a.jsonl'} {tmp_path / 'b.jsonl'}" in scripts
-    assert scripts.count("\npack.py") == 2
-    calls = (tmp_path / "run" / "calls").read_text().splitlines()
+    run_folder = tmp_path / "run"
+    new = [json.loads(line) for line in (run_folder / "new.jsonl").read_text().splitlines()]
+    assert sorted(line["prompt_ids"][0] for line in new[:-1]) == list(range(7)), "none is lost"
+    assert new[-1] == {"of": "sampled"} and (run_folder / "ready").exists()
+    calls = (run_folder / "python_calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls[-2:]] == ["pack.py", "pack.py"]
+    asked = [call for call in calls if call.startswith("generate.py")]
+    assert len(asked) == 4 and all("--seconds 10" in call for call in asked)
     for method in ("p-eagle", "eagle3"):
-        constant, cooling = (call for call in calls if f"--method {method}" in call)
-        assert "--cooldown 0" in constant and "--resume" not in constant
-        lines = (tmp_path / "run" / method / "metrics.jsonl").read_text().splitlines()
-        total = int(cooling.split("--max-train-tokens ")[1].split()[0])
-        assert json.loads(lines[-1])["answer_tokens"] >= total
-        share = float(cooling.split("--cooldown ")[1].split()[0])
-        assert 0.1 < share < 0.5 and "--resume" in cooling
+        [call] = [call for call in calls if call.startswith("by_clock.py") and method in call]
+        assert int(call.split()[4]) == pytest.approx(started + 80, abs=60)

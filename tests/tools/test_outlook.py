@@ -29,7 +29,7 @@ def test_estimated_at_first_and_measured_by_a_run(folder: Path) -> None:
     assert "estimated" in found["tokens a second"]
     assert found["known heads"] == "none; lookup drafts without one"
     assert (
-        "docs/training.md" in found["a new head"] and "34.5 M answer tokens" in found["a new head"]
+        "docs/training.md" in found["a new head"] and "58.7 M answer tokens" in found["a new head"]
     )
     llm = LLM(str(folder), device="cpu")
     assert llm.engine
