@@ -46,8 +46,8 @@ def run_document(target: "Target", ids: list[int], taps: tuple[int, ...]) -> Tar
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether products of bf16 are faster than those of float32: on a CPU without instructions for
-    them a step takes about 20 times as long."""
+    """Return whether a device multiplies bf16 faster than float32. A CPU without instructions for
+    bf16 trains about 20 times as slowly in it."""
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 

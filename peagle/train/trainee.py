@@ -56,10 +56,9 @@ class Trainee(nn.Module):
         self, sequence: PackedDocuments, target_output: TargetOutput, segment: Segment
     ) -> StepResult:
         """`target_output` is `run_target`'s of the sequence."""
-        device, features = sequence.ids.device, target_output.features
-        bf16 = self.bf16 and multiplies_bf16(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            normed = run_drafter(self.drafter, sequence, features, segment.elements)
+        bf16 = self.bf16 and multiplies_bf16(sequence.ids.device)
+        with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=bf16):
+            normed = run_drafter(self.drafter, sequence, target_output.features, segment.elements)
             return self.compare(sequence, target_output.hidden, segment, normed)
 
     def compare(

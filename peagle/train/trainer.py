@@ -278,4 +278,5 @@ def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -
         raise InputError("is missing", field="depths", fix=fix)
     method = method_of(drafter.config)
     if config.recompute and not method.parallel:
-        raise InputError(f"is not for {method.title}", field="recompute", fix="leave it out")
+        why = f"is not supported for {method.title}"
+        raise InputError(why, field="recompute", fix="leave it out")
