@@ -10,6 +10,7 @@ import torch
 from peagle.backends.cpu import library
 
 TILES = Path(__file__).with_name("tiles.h")
+FOURS = Path(__file__).with_name("fours.h")
 # What g++ is told, and the flags of /proc/cpuinfo that the code then needs.
 SETS = {
     "native": ("-march=native", []),
@@ -22,6 +23,7 @@ SETS = {
         ["avx512_bf16", "avx512_vnni"],
     ),
     "avx512": ("-march=x86-64-v4", ["avx512bw", "avx512dq", "avx512vl"]),
+    "avx-vnni, emulated": (f"-march=x86-64-v3 -include {FOURS}", ["avx2", "fma", "bmi2"]),
     "avx2": ("-march=x86-64-v3", ["avx2", "fma", "bmi2"]),
     "sse": ("-march=x86-64-v2", ["sse4_2"]),
 }

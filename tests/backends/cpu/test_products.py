@@ -91,6 +91,19 @@ def test_weights_can_be_read(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_sums_of_the_largest_numbers_fit(kind: str) -> None:
+    layer = linear(32, 64, torch.float32)
+    layer.weight[:] = 1
+    layer.weight[:, ::GROUP] = -1  # so that all others are the largest number of 4 bits
+    layer.weight[::2] *= -1
+    made, weight = native(layer, kind), exact_weight(layer.weight, kind)
+    x = torch.tensor([1.0, -1.0])[:, None].expand(2, 64)
+    exact = x.double() @ weight.T + layer.bias.double()
+    torch.testing.assert_close(made(x).double(), exact, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_what_8_bits_of_the_rows_cost(kind: str) -> None:
     """Half a step of 127 in each group, at the most."""
     layer = linear(96, 256, torch.float32)

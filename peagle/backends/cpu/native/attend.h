@@ -30,10 +30,9 @@ inline std::vector<Span> spans(const Batch& batch, int64_t most) {
     for (int64_t left = steps(rows, most); left; --left) {
       int64_t count = steps(rows - done, left);
       int64_t start = tree ? batch.seq_lens[r] - 1 : batch.seq_lens[r] - rows + done;
-      Span span{first + done, start, count, batch.block_tables + r * batch.table};
-      if (tree) span.tails = batch.tails + span.first * batch.longest;
-      if (tree) span.longest = batch.longest;
-      made.push_back(span);
+      const int64_t* tails = tree ? batch.tails + (first + done) * batch.longest : nullptr;
+      const int64_t* blocks = batch.block_tables + r * batch.table;
+      made.push_back({first + done, start, count, blocks, tails, batch.longest});
       done += count;
     }
     first += rows;

@@ -13,38 +13,58 @@
 
 namespace peagle {
 
-// `dot<BITS>`: to each lane of `sums`, four bytes of `weights` times the four of `x`. Weights are
-// −127 … 127 (8 bits) or 0 … 15 (4 bits), x is −127 … 127. The result is too large by SURPLUS times
-// the sum of x.
-
-#if defined(__AVX512VNNI__)
-constexpr bool UNSIGNED_WEIGHTS = true;
+// Weights of 8 and 4 bits times inputs of −127 … 127. A line has four bytes of each output. It is
+// multiplied in PIECES: of 4 bits the lower and the upper halves of bytes, 0 … 15; of 8 bits the
+// bytes, or the even ones and the odd ones as WORDS of 16 bits.
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+constexpr bool WORDS = false, UNSIGNED_WEIGHTS = true;
+#elif defined(__AVX2__)
+constexpr bool WORDS = true, UNSIGNED_WEIGHTS = false;
 #else
-constexpr bool UNSIGNED_WEIGHTS = false;
+constexpr bool WORDS = false, UNSIGNED_WEIGHTS = false;
 #endif
 
 template <int BITS>
-constexpr int32_t SURPLUS = UNSIGNED_WEIGHTS && BITS == 8 ? 128 : 0;
+constexpr int PIECES = BITS == 4 || WORDS ? 2 : 1;
 
+// A group's sum of products is too large by this times the sum of its inputs.
+template <int BITS>
+constexpr int32_t SURPLUS = BITS == 4 ? 8 : UNSIGNED_WEIGHTS ? 128 : 0;
+
+typedef int16_t WideWords __attribute__((vector_size(4 * WIDTH)));
+
+template <int BITS>
+inline void in_pieces(WideInts line, WideInts (&pieces)[PIECES<BITS>]) {
+  if constexpr (BITS == 4) {
+    pieces[0] = line & 0x0f0f0f0f;
+    pieces[1] = (line >> 4) & 0x0f0f0f0f;
+  } else if constexpr (WORDS) {
+    pieces[0] = WideInts((WideWords(line) << 8) >> 8);
+    pieces[1] = WideInts(WideWords(line) >> 8);
+  } else {
+    pieces[0] = UNSIGNED_WEIGHTS ? line ^ int32_t(0x80808080) : line;
+  }
+}
+
+// Add products of a piece and its inputs, which are as many, to the lanes of their outputs. With
+// WORDS and 4 bits a lane has two sums of 16 bits, which 16 products of 15 · 127 each fit in.
 template <int BITS>
 inline WideInts dot(WideInts sums, WideInts weights, WideInts x) {
 #if defined(__AVX512VNNI__)
-  WideInts unsigned_bytes = BITS == 8 ? weights ^ int32_t(0x80808080) : weights;
-  return WideInts(_mm512_dpbusd_epi32(__m512i(sums), __m512i(unsigned_bytes), __m512i(x)));
-#elif defined(__AVX512BW__)
-  __m512i w = __m512i(weights), values = __m512i(x);
-  if (BITS == 8) {  // the sign of a weight becomes that of its input
-    values = _mm512_mask_sub_epi8(values, _mm512_movepi8_mask(w), _mm512_setzero_si512(), values);
-    w = _mm512_abs_epi8(w);
-  }
-  __m512i pairs = _mm512_maddubs_epi16(w, values);  // at most 2 · 127², which fits
-  return sums + WideInts(_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+  return WideInts(_mm512_dpbusd_epi32(__m512i(sums), __m512i(weights), __m512i(x)));
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+  return WideInts(_mm256_dpbusd_avx_epi32(__m256i(sums), __m256i(weights), __m256i(x)));
 #elif defined(__AVX2__)
+#if defined(__AVX512BW__)
+  __m512i w = __m512i(weights), values = __m512i(x);
+  __m512i made = BITS == 8 ? _mm512_madd_epi16(w, values) : _mm512_maddubs_epi16(w, values);
+#else
   __m256i w = __m256i(weights), values = __m256i(x);
-  __m256i positive = BITS == 8 ? _mm256_abs_epi8(w) : w;
-  __m256i turned = BITS == 8 ? _mm256_sign_epi8(values, w) : values;
-  __m256i pairs = _mm256_maddubs_epi16(positive, turned);  // at most 2 · 127², which fits
-  return sums + WideInts(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  __m256i made = BITS == 8 ? _mm256_madd_epi16(w, values) : _mm256_maddubs_epi16(w, values);
+#endif
+  sums = BITS == 8 ? sums + WideInts(made) : WideInts(WideWords(sums) + WideWords(made));
+  asm volatile("" : "+v"(sums));  // or GCC makes all products first, and keeps them in memory
+  return sums;
 #elif defined(__ARM_NEON)
   int8x16_t w = vreinterpretq_s8_s32(int32x4_t(weights));
   int8x16_t values = vreinterpretq_s8_s32(int32x4_t(x));

@@ -93,12 +93,6 @@ template <int BITS, bool MANY>
 inline void pass(const Bf16* x, const float* totals, int64_t rows, const Panels<BITS>& w,
                  Sums& sums) {
   int64_t inputs = w.steps * STEP, first = MANY ? LANES : 0;
-  auto clear = [] {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  };
   auto take = [](Sums& to) {
     if (MANY) {
       _tile_stored(0, to[0][0], 64);
@@ -108,7 +102,7 @@ inline void pass(const Bf16* x, const float* totals, int64_t rows, const Panels<
     _tile_stored(3, to[1][1], 64);
   };
   for (int64_t k = 0; k < std::min(w.AHEAD, w.steps); ++k) w.make(k);
-  clear();
+  clear_sums();
   for (int64_t k = 0; k < w.steps; ++k) {
     if (k + w.AHEAD < w.steps) w.make(k + w.AHEAD);
     LOAD_TILE(6, w.tile(0, k), 64);
@@ -124,7 +118,7 @@ inline void pass(const Bf16* x, const float* totals, int64_t rows, const Panels<
     if (BITS == 8) continue;
     Sums found;
     take(found);
-    clear();
+    clear_sums();
     for (int panel = 0; panel < 2; ++panel) {
       const uint8_t* from = w.kept(panel, k);
       if (MANY) scaled(found[0][panel], from, totals + k, w.steps, LANES, sums[0][panel]);

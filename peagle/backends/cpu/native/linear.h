@@ -60,13 +60,15 @@ struct Parts {
 // Rows as the weights of a product want them, beside one another. A team has one, and one product
 // at a time.
 struct Room {
-  std::vector<ByteGroup> bytes;
+  std::vector<ByteGroup<8>> eights;
+  std::vector<ByteGroup<4>> fours;
   std::vector<float> plain;
   const Bits* tiles;
   const float* totals;
 
   void fit(int64_t rows, int64_t inputs) {
-    room_for(bytes, rows * steps(inputs, GROUP));
+    room_for(eights, rows * steps(inputs, GROUP));
+    room_for(fours, rows * steps(inputs, GROUP));
     room_for(plain, rows * (inputs + 1));
   }
 };
@@ -78,22 +80,22 @@ using PlainSteps = std::conditional_t<sizeof(T) == 4, FloatSteps,
 template <typename T>
 void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t inputs, Room& room) {
   typedef PlainSteps<T> Plain;
-  bool as_bytes = parts.any(8) || parts.any(4), as_they_are = parts.any(8 * sizeof(T));
+  bool plain_ones = parts.any(8 * sizeof(T)), eights = parts.any(8), fours = parts.any(4);
   auto* plain = reinterpret_cast<typename Plain::Input*>(room.plain.data());
-  ByteGroup* bytes = room.bytes.data();
 #pragma omp for schedule(static) nowait
   for (int64_t group = 0; group < steps(inputs, GROUP); ++group)
     for (int64_t row = 0; row < rows; ++row) {
       int64_t at = group * GROUP, count = std::min(GROUP, inputs - at);
       const T* from = x + row * inputs + at;
-      if (as_they_are) spread(from, count, plain + at / Plain::INPUTS_OF_A_STEP * rows + row, rows);
-      if (as_bytes) bytes[group * rows + row] = in_bytes(from, count);
+      if (plain_ones) spread(from, count, plain + at / Plain::INPUTS_OF_A_STEP * rows + row, rows);
+      if (eights) room.eights[group * rows + row] = in_bytes<8>(from, count);
+      if (fours) room.fours[group * rows + row] = in_bytes<4>(from, count);
     }
   wait_for_team();
   parts.share([&](const Product<T>& product, int64_t first, int64_t last) {
     int64_t bits = product.matrix.bits;
-    if (bits == 8) return multiply<ByteSteps<8, T>>(product, first, last, bytes, rows);
-    if (bits == 4) return multiply<ByteSteps<4, T>>(product, first, last, bytes, rows);
+    if (bits == 8) return multiply<ByteSteps<8, T>>(product, first, last, room.eights.data(), rows);
+    if (bits == 4) return multiply<ByteSteps<4, T>>(product, first, last, room.fours.data(), rows);
     multiply<Plain>(product, first, last, plain, rows);
   });
   wait_for_team();

@@ -16,21 +16,21 @@ constexpr int64_t PARTS = LANES / WIDTH;  // vectors of the outputs of a panel
 constexpr int64_t LINE = 4 * LANES;       // bytes of these
 constexpr int64_t ROWS_OF_A_CHUNK = 48;   // rows that stay in a near cache while panels pass by
 
-// Of one block: rows by one panel. Each vector of outputs takes `Steps::KEPT` registers of a row.
+// Of one block: rows by one panel. Each vector of outputs takes `Steps::KEPT` registers of a row,
+// of the few of AVX2 only one: there floats wait in memory.
 template <typename Steps>
-constexpr int MOST_ROWS =
-    MOST_SUMS / (PARTS * Steps::KEPT) < 1 ? 1 : MOST_SUMS / (PARTS * Steps::KEPT);
+constexpr int MOST_ROWS = std::max<int>(1, MOST_SUMS / PARTS / (WIDTH == 8 ? 1 : Steps::KEPT));
 
 // Panels that a block of `rows` rows reads at once.
 template <typename Steps>
 constexpr int panels_at_once(int rows) {
-  return 4 * rows <= MOST_ROWS<Steps> ? 2 : 1;
+  return 4 * rows * PARTS * Steps::KEPT <= MOST_SUMS ? 2 : 1;
 }
 
 // Where a step of some panels lies.
 template <int64_t INPUTS, int64_t BYTES>
 struct Place {
-  static constexpr int64_t INPUTS_OF_A_STEP = INPUTS;
+  static constexpr int64_t INPUTS_OF_A_STEP = INPUTS, KEPT = 1;
   const uint8_t* at;
   int64_t apart;  // bytes from one panel to the next
   int64_t ahead;  // bytes from these panels to those that are read after them
@@ -68,7 +68,6 @@ inline void add_products(Wide (&sums)[ROWS][VECTORS], Read read, Add add) {
 
 struct FloatSteps : Place<1, LINE> {
   typedef float Input;
-  static constexpr int KEPT = 1;
   using Place<1, LINE>::Place;
 
   template <int ROWS, int VECTORS>
@@ -85,7 +84,6 @@ struct WidenedSteps : Place<2, LINE> {
   struct Input {
     float pair[2];
   };
-  static constexpr int KEPT = 1;
   using Place<2, LINE>::Place;
 
   template <int ROWS, int VECTORS>
@@ -110,7 +108,6 @@ struct WidenedSteps : Place<2, LINE> {
 // Weights of bf16 as they lie, where the CPU multiplies pairs.
 struct PairSteps : Place<2, LINE> {
   typedef uint32_t Input;
-  static constexpr int KEPT = 1;
   using Place<2, LINE>::Place;
 
   template <int ROWS, int VECTORS>
@@ -125,19 +122,19 @@ struct PairSteps : Place<2, LINE> {
 };
 
 // A group of inputs as bytes: input i is about `scale` times byte i.
+template <int BITS>
 struct ByteGroup {
-  int32_t fours[GROUP / 4];
-  int32_t total;  // of all bytes
-  float scale;
+  int32_t inputs[GROUP / 4 * (WORDS && BITS == 8 ? 2 : 1)];  // of each piece of each line
+  int32_t surplus;
+  float scale, total;  // of all inputs
 };
 
 // Weights of 8 or 4 bits times rows of 8 bits. A group's sum is a whole number, so it is exact.
 template <int BITS, typename T>
 struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
-  typedef ByteGroup Input;
-  static constexpr int KEPT = 2;
-  static constexpr int64_t FOURS = GROUP / 4;
-  static constexpr int32_t MORE = SURPLUS<BITS> + (BITS == 4 ? 8 : 0);
+  typedef ByteGroup<BITS> Input;
+  static constexpr int64_t KEPT = 2;
+  static constexpr int64_t LINES = GROUP / 4 * BITS / 8;
 
   ByteSteps(const Matrix& m, int64_t panel, int64_t panels, bool twice)
       : ByteSteps::Place(m, panel, panels, twice) {
@@ -149,26 +146,18 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
 
   template <int ROWS, int VECTORS>
   void add(const Input* x, Wide (&sums)[ROWS][VECTORS]) {
-    WideInts found[ROWS][VECTORS];
-    for (int r = 0; r < ROWS; ++r) {
-      WideInts less = (WideInts{} + x[r].total) * -MORE;
-      for (int i = 0; i < VECTORS; ++i) found[r][i] = less;
-    }
+    WideInts found[ROWS][VECTORS] = {};
 #pragma GCC unroll 8
-    for (int line = 0; line < FOURS * BITS / 8; ++line) {
-      WideInts weights[VECTORS];
-      for (int i = 0; i < VECTORS; ++i) weights[i] = this->template read<WideInts>(i, line);
-      if (BITS == 8) {
-        add_four(line, x, weights, found);
-      } else {
-        WideInts low[VECTORS], high[VECTORS];
-        for (int i = 0; i < VECTORS; ++i) {
-          low[i] = weights[i] & 0x0f0f0f0f;
-          high[i] = (weights[i] >> 4) & 0x0f0f0f0f;
+    for (int line = 0; line < LINES; ++line) {
+      WideInts pieces[VECTORS][PIECES<BITS>];
+      for (int i = 0; i < VECTORS; ++i)
+        in_pieces<BITS>(this->template read<WideInts>(i, line), pieces[i]);
+      for (int p = 0; p < PIECES<BITS>; ++p)
+        for (int r = 0; r < ROWS; ++r) {
+          WideInts inputs = WideInts{} + x[r].inputs[line * PIECES<BITS> + p];
+          for (int i = 0; i < VECTORS; ++i)
+            found[r][i] = dot<BITS>(found[r][i], pieces[i][p], inputs);
         }
-        add_four(line, x, low, found);
-        add_four(line + FOURS / 2, x, high, found);
-      }
     }
     for (int i = 0; i < VECTORS; ++i) {
       Wide scale = {}, zero = {};
@@ -178,13 +167,11 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
         for (int lane = 0; lane < WIDTH; ++lane) zero[lane] = load(pairs[LANES + lane]);
       }
       for (int r = 0; r < ROWS; ++r) {
-        Wide whole = __builtin_convertvector(found[r][i], Wide);
-        if (BITS == 8) {
-          sums[r][i] += whole * x[r].scale;
-        } else {
-          sums[r][i] += scale * (whole * x[r].scale);
-          sums[r][i] += zero * (float(x[r].total) * x[r].scale);
-        }
+        WideInts all = found[r][i];
+        if (WORDS && BITS == 4) all = dot<8>(WideInts{}, all, WideInts{} + 0x00010001);
+        Wide sum = __builtin_convertvector(all - x[r].surplus, Wide) * x[r].scale;
+        sums[r][i] += BITS == 8 ? sum : scale * sum;
+        if (BITS == 4) sums[r][i] += zero * x[r].total;
       }
     }
     this->next();
@@ -194,15 +181,6 @@ struct ByteSteps : Place<GROUP, LANES * GROUP * BITS / 8> {
  private:
   const T* scales = nullptr;  // of 4 bits
   int64_t scales_apart = 0;
-
-  template <int ROWS, int VECTORS>
-  static void add_four(int four, const Input* x, const WideInts (&weights)[VECTORS],
-                       WideInts (&found)[ROWS][VECTORS]) {
-    for (int r = 0; r < ROWS; ++r) {
-      WideInts inputs = WideInts{} + x[r].fours[four];
-      for (int i = 0; i < VECTORS; ++i) found[r][i] = dot<BITS>(found[r][i], weights[i], inputs);
-    }
-  }
 };
 
 // Make outputs of a panel from the sums of `rows` rows, which lie `apart` floats apart. Not
@@ -289,20 +267,28 @@ inline void spread(const Bf16* x, int64_t inputs, uint32_t* to, int64_t apart) {
 }
 
 // Up to a group as bytes, to the nearest, ties to even: the largest becomes 127.
-template <typename T>
-inline ByteGroup in_bytes(const T* from, int64_t count) {
-  float x[GROUP] = {}, most = 0;
+template <int BITS, typename T>
+inline ByteGroup<BITS> in_bytes(const T* from, int64_t count) {
+  float x[GROUP], most = 0;
   for (int64_t i = 0; i < count; ++i) x[i] = load(from[i]);
-  for (float value : x) most = std::max(most, std::fabs(value));
-  float inverse = most > 0 ? 127.0f / most : 0.0f;
-  ByteGroup group{{}, 0, most / 127.0f};
-  int8_t bytes[GROUP];
-  for (int64_t i = 0; i < GROUP; ++i) {
-    int32_t whole = int32_t(std::rint(x[i] * inverse));
-    bytes[i] = int8_t(whole);
-    group.total += whole;
+  std::fill(x + count, x + GROUP, 0.0f);
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < GROUP; ++i) most = std::max(most, std::fabs(x[i]));
+  float inverse = most > 0 ? 127.0f / most : 0.0f, scale = most / 127.0f;
+  int32_t whole[GROUP], total = 0;
+#pragma omp simd reduction(+ : total)
+  for (int64_t i = 0; i < GROUP; ++i) total += whole[i] = int32_t(std::rint(x[i] * inverse));
+  ByteGroup<BITS> group{{}, total * SURPLUS<BITS>, scale, float(total) * scale};
+  for (int64_t i = 0; i < GROUP / 4; ++i) {
+    const int32_t* four = whole + 4 * i;
+    if constexpr (BITS == 8 && WORDS) {
+      group.inputs[2 * i] = (four[0] & 0xffff) + four[2] * 0x10000;
+      group.inputs[2 * i + 1] = (four[1] & 0xffff) + four[3] * 0x10000;
+    } else {
+      int32_t first = (four[0] & 0xff) + (four[1] & 0xff) * 0x100 + (four[2] & 0xff) * 0x10000;
+      group.inputs[BITS == 4 ? i % 4 * 2 + i / 4 : i] = first + four[3] * 0x1000000;
+    }
   }
-  std::memcpy(group.fours, bytes, sizeof(bytes));
   return group;
 }
 

@@ -52,16 +52,20 @@ inline void configure(const Tiles& tiles) {
     _tile_loadd(tile, from, stride);  \
   } while (0)
 
+inline void clear_sums() {  // tiles 0 to 3
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
 // Up to two panels by up to two blocks of 16 rows: so every tile that is loaded is used twice.
 // `turned`: (blocks, inputs / 32) tiles of x; `sums`: (panels, blocks).
 inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t panels,
                    int64_t inputs, bool ahead, Bits (&sums)[2][2][LANES]) {
   int64_t steps = inputs / STEP;
   const Bf16* second = w + LANES * inputs;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  clear_sums();
   for (int64_t k = 0; k < steps; ++k, turned += LANES) {
     if (ahead)
       for (int64_t j = 0; j < 2 * LANES; ++j)
