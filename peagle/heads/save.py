@@ -73,9 +73,8 @@ def replace_folder(made: Path, folder: Path) -> None:
 def _write_correction(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write the correction's tensors among a drafter's `tensors` into the head's folder."""
     chosen = {name.removeprefix(PREFIX): t for name, t in tensors.items() if PREFIX in name}
-    assert config.correction is not None
     keys = {
-        **asdict(config.correction),
+        **asdict(config)[CORRECTION],
         "depths": config.depths,
         "dtype": str(chosen["token.weight"].dtype).removeprefix("torch."),
         "head": digest(tensors),
@@ -122,7 +121,6 @@ def _as_stored(tensors: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tens
 
 def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]:
     """config.json of a head. Raises InputError where a dialect would be misread by vLLM."""
-    named = method_of(config).export(config, dialect)
     exported = config.embedding if dialect == "native" or config.embedding == "shared" else "full"
     common = {
         LAYER_IDS: list(config.feature_layers),
@@ -136,6 +134,7 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
             "d2t": config.draft_vocab_size < config.transformer.vocab_size,  # whether it is stored
             "provenance": asdict(config.provenance),
         },
+        **method_of(config).export(config, dialect),
     }
     sizes = config.transformer.to_json()
     if config.logit_scale != 1.0:
@@ -146,11 +145,10 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
     sizes["rope_scaling"] = None if rope.get("rope_type") == "default" else rope or None
     if dialect == "speculators":
         layers = {**sizes, "dtype": dtype, AUX_COUNT: len(config.feature_layers)}
-        return {**common, **named, "transformer_layer_config": layers}
+        return {**common, "transformer_layer_config": layers}
     return {
         **sizes,
         **common,
-        **named,
         "dtype": dtype,
         "architectures": [ARCHITECTURES[config.transformer.model_type]],
         # vLLM's Llama drafter counts this list, its newer runner reads the top-level one.

@@ -111,8 +111,7 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     passes = pass_cost(drafter)
     left = (training.room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
     segments = training.segments or choose_segments(elements, documents, passes, left)
-    largest = largest_pass(elements, documents, segments)
-    of_step |= {"activations": int(passes.of(largest))}
+    of_step |= {"activations": int(passes.of(largest_pass(elements, documents, segments)))}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
     captured = round(training.tokens / training.answered) * states
     hours = None if rate is None else training.tokens / rate / max(training.gpus, 1) / 3600

@@ -34,6 +34,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
 from peagle.model.tensors import missing_rows, pad_rows
+from peagle.train.loss import precise
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
 SCORES = 1 << 22  # scores that exist at once, of as many heads as that allows, at least one
@@ -207,7 +208,7 @@ class _Attention(torch.autograd.Function):
         q, *keys_and_values = ctx.saved_tensors  # read once: recomputed activations can be no more
         k, v = _joined(keys_and_values)
         grad_q = torch.empty_like(q)
-        grad_k, grad_v = (torch.zeros_like(x, dtype=_precise(x.dtype)) for x in (k, v))
+        grad_k, grad_v = (torch.zeros_like(x, dtype=precise(x.dtype)) for x in (k, v))
         with _exact_products(q.dtype):
             for block in ctx.blocks:
                 rows, keys = block.rows, block.keys
@@ -250,13 +251,9 @@ def _by_group(x: Tensor, rows: Tensor) -> Tensor:
     return x.unflatten(1, (-1, len(rows)))
 
 
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, not rounded to their dtype."""
-    dtype = _precise(a.dtype)
+    dtype = precise(a.dtype)
     return a.to(dtype) @ b.to(dtype)
 
 

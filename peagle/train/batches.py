@@ -26,12 +26,8 @@ class PackedDocuments(NamedTuple):
     @property
     def positions(self) -> Tensor:
         """Index of each token in its document."""
-        return torch.arange(len(self.ids), device=self.ids.device) - self.starts
-
-    @property
-    def starts(self) -> Tensor:
-        """Index of the first token of each token's document."""
-        return torch.searchsorted(self.documents, self.documents)
+        starts = torch.searchsorted(self.documents, self.documents)
+        return torch.arange(len(self.ids), device=self.ids.device) - starts
 
 
 class Epoch(NamedTuple):

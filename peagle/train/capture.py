@@ -28,7 +28,7 @@ from peagle.data.example import Examples, fingerprint
 from peagle.errors import InputError, check_at_least
 from peagle.model.config import default_feature_layers
 from peagle.model.target import Target, TargetOutput
-from peagle.train.passes import run_document
+from peagle.train.passes import fast_products, run_document
 
 MAX_HEADER = 2048  # bytes of a shard's header
 # The target over documents' token ids, in their order.
@@ -137,7 +137,9 @@ def in_process(target: Target, feature_layers: tuple[int, ...]) -> Run:
 
     def run(documents: Sequence[list[int]]) -> Generator[TargetOutput]:
         for document in documents:
-            yield run_document(target, document, feature_layers)
+            with fast_products(target.device):  # not while others go on
+                output = run_document(target, document, feature_layers)
+            yield output
 
     return run
 
@@ -197,8 +199,7 @@ def _check_room(output: Path, needed: int, documents: str) -> None:
     free = shutil.disk_usage(there).free
     if free < needed:
         why = f"needs {size_text(needed)} for {documents}, {size_text(free)} are free"
-        fix = "make room, or name another folder"
-        raise InputError(why, field="output", value=output, fix=fix)
+        raise InputError(why, field="output", value=output, fix="make room, or name another folder")
 
 
 def size_text(size: int) -> str:

@@ -35,9 +35,14 @@ class Labels(NamedTuple):
     entropy: Tensor  # (R,) Σ p log p, which is the negative entropy
 
 
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums of numbers of a `dtype`: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def labels_of(target_logits: Tensor) -> Labels:
     """The target's distribution, renormalised over the draft vocabulary, by its logits (R, V)."""
-    target = _precise(target_logits)
+    target = target_logits.to(precise(target_logits.dtype))
     p = target.softmax(-1)
     return Labels(p, torch.linalg.vecdot(p, target) - _logsumexp(target, p))
 
@@ -49,15 +54,11 @@ def divergence(draft_logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     Written out with its gradient, softmax(draft) − p: autograd reads and writes (R, V) twice as
     often.
     """
-    draft = _precise(draft_logits)
+    draft = draft_logits.to(precise(draft_logits.dtype))
     q = draft.softmax(-1)
     # Σ p (log p − log q) = Σ p log p − p·z + lse(z)
     each = labels.entropy - torch.linalg.vecdot(labels.p, draft) + _logsumexp(draft, q)
     return each, q.sub_(labels.p)
-
-
-def _precise(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _logsumexp(logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -66,16 +67,16 @@ def _logsumexp(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def _weighted(
-    chunk: LossChunk, scored: list[Tensor], precise: torch.dtype
+    chunk: LossChunk, scored: list[Tensor], dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """Weighted sum of a chunk's divergence, a mean over `scored`, and its gradient by each."""
     gradients = [torch.zeros_like(logits) for logits in scored]
-    share = chunk.weights.to(precise) / len(scored)
+    share = chunk.weights.to(dtype) / len(scored)
     total = share.new_zeros(())
     size = BLOCK if share.is_cpu else len(share)  # rows that are compared together
     for start in range(0, len(share), size):
         block = slice(start, min(start + size, len(share)))
-        labels = labels_of(chunk.target_logits[block].to(precise))
+        labels = labels_of(chunk.target_logits[block].to(dtype))
         for logits, gradient in zip(scored, gradients, strict=True):
             each, of_logits = divergence(logits.detach()[block], labels)
             total += each @ share[block]
@@ -107,8 +108,8 @@ class ChunkedDivergence(torch.autograd.Function):
         normed: Tensor,  # (E, D)
         *parameters: Tensor,  # that are trained, and that `score` may read
     ) -> tuple[Tensor, Tensor]:
-        precise = torch.promote_types(normed.dtype, torch.float32)
-        total = torch.zeros((), dtype=precise, device=normed.device)
+        dtype = precise(normed.dtype)
+        total = torch.zeros((), dtype=dtype, device=normed.device)
         best = [torch.empty(0, dtype=torch.int64, device=normed.device)]
         for_normed = torch.zeros_like(normed) if ctx.needs_input_grad[2] else None
         for_parameters: list[Tensor | None] = [None] * len(parameters)
@@ -117,7 +118,7 @@ class ChunkedDivergence(torch.autograd.Function):
             part = pad_rows(normed[rows]).requires_grad_(for_normed is not None)
             with torch.enable_grad():
                 scored = score(part, pad_rows(chunk.previous_ids))
-            loss, upstream = _weighted(chunk, scored, precise)
+            loss, upstream = _weighted(chunk, scored, dtype)
             total += loss
             operands = [x for x in (part, *parameters) if x.requires_grad]
             found = list(torch.autograd.grad(scored, operands, upstream, allow_unused=True))

@@ -6,6 +6,7 @@ hidden, V draft vocabulary.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from peagle.methods.base import Elements, TrainingPass
@@ -49,6 +51,21 @@ def multiplies_bf16(device: torch.device) -> bool:
     """Return whether a device multiplies bf16 faster than float32. A CPU without instructions for
     bf16 trains about 20 times as slowly in it."""
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+class FloatProducts(TorchFunctionMode):
+    """Linear layers of bf16 are computed in float32, and their results are rounded to bf16."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear and args[0].dtype == torch.bfloat16:
+            args = [None if x is None else x.float() for x in args]
+            return F.linear(*args).to(torch.bfloat16)
+        return func(*args, **(kwargs or {}))
+
+
+def fast_products(device: torch.device) -> AbstractContextManager[object]:
+    """Have the layers that are run in this block multiply as fast as the device can."""
+    return nullcontext() if multiplies_bf16(device) else FloatProducts()
 
 
 class DocumentsAttend:
@@ -102,8 +119,7 @@ def logits_of(target: "Target", ids: Tensor) -> Callable[[Tensor], Tensor]:
 
     @torch.no_grad()
     def logits(hidden: Tensor) -> Tensor:
-        found: Tensor = head(inputs_embeds=hidden[None], use_cache=False).logits
-        return found[0]
+        return cast(Tensor, head(inputs_embeds=hidden[None], use_cache=False).logits)[0]
 
     return logits
 

@@ -65,10 +65,9 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
 
 def choose_segments(elements: Elements, documents: Tensor, cost: PassCost, room: float) -> int:
     """Fewest segments whose largest pass fits into `room` bytes; MAX_SEGMENTS when none does."""
-    for segments in range(1, MAX_SEGMENTS):
-        if cost.of(largest_pass(elements, documents, segments)) <= room:
-            return segments
-    return MAX_SEGMENTS
+    tried = range(1, MAX_SEGMENTS)
+    fit = (n for n in tried if cost.of(largest_pass(elements, documents, n)) <= room)
+    return next(fit, MAX_SEGMENTS)
 
 
 def largest_pass(elements: Elements, documents: Tensor, segments: int) -> int:
@@ -110,12 +109,10 @@ class Sampler:
         generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
         elements = sample_elements(*sequence[1:], self.depths, config.ratio, generator)
         whole = one_pass(sequence, elements)
-        count = config.segments or self._fewest_segments(whole, sequence)
-        segments = partition(whole, sequence.documents, count)
+        documents = sequence.documents
+        room = SHARE * free_memory(self.device)
+        count = config.segments or choose_segments(elements, documents, self.cost, room)
+        segments = partition(whole, documents, count)
         chains = int((elements.depth[whole.trained] == 0).sum())
         made = TrainingSequence(sequence, segments, chains, answer_tokens)
         return cast(TrainingSequence, send_to_device(made, self.device))
-
-    def _fewest_segments(self, whole: Segment, sequence: PackedDocuments) -> int:
-        room = SHARE * free_memory(self.device)
-        return choose_segments(whole.elements, sequence.documents, self.cost, room)

@@ -19,7 +19,7 @@ from peagle.train import processes, state
 from peagle.train.batches import Batches
 from peagle.train.config import RESUME_FIXED, TrainConfig
 from peagle.train.optimizer import Average, make_optimizer, rate
-from peagle.train.passes import compile_layers, recompute_layers, run_target
+from peagle.train.passes import compile_layers, fast_products, recompute_layers, run_target
 from peagle.train.sampler import Sampler, TrainingSequence
 from peagle.train.trainee import StepResult, Trainee
 
@@ -89,8 +89,8 @@ class Trainer:
     def _settings(self) -> dict[str, object]:
         """Settings that a run is continued with."""
         fixed = {name: getattr(self.config, name) for name in RESUME_FIXED}
-        fixed["correction"] = "frozen" if self.only_correction else None
-        return fixed | {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
+        data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
+        return fixed | data | {"correction": "frozen" if self.only_correction else None}
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
@@ -103,16 +103,17 @@ class Trainer:
         signals = (signal.SIGINT, signal.SIGTERM)
         before = [signal.signal(each, self._ask_to_stop) for each in signals]
         try:
-            while not self.finished and not self._stop:
-                started = time.perf_counter()
-                work = self._sample()
-                chains = self._reduce_counts(work)
-                result = self._forward_backward(work, chains)
-                self._update(result)
-                on_step(self._log(result, time.perf_counter() - started))
-                if self.progress.step % self.config.save_every == 0:
-                    self._save()
-            self._save()
+            with fast_products(self.target.device):
+                while not self.finished and not self._stop:
+                    started = time.perf_counter()
+                    work = self._sample()
+                    chains = self._reduce_counts(work)
+                    result = self._forward_backward(work, chains)
+                    self._update(result)
+                    on_step(self._log(result, time.perf_counter() - started))
+                    if self.progress.step % self.config.save_every == 0:
+                        self._save()
+                self._save()
         finally:
             for each, handler in zip(signals, before, strict=True):
                 signal.signal(each, handler)
@@ -138,9 +139,8 @@ class Trainer:
     def _reduce_counts(self, work: list[TrainingSequence]) -> float:
         """The step's chains over all processes. Counts its answer tokens; a signal to one process
         stops all."""
-        tokens = sum(item.answer_tokens for item in work)
-        chains = sum(item.chains for item in work)
-        counts = self._sum([chains, tokens, float(self._stop)])
+        here = [sum(item.chains for item in work), sum(item.answer_tokens for item in work)]
+        counts = self._sum([*here, float(self._stop)])
         self.progress.answer_tokens += int(counts[1])
         self._stop = bool(counts[2])
         return float(counts[0])
@@ -156,8 +156,7 @@ class Trainer:
             for segment in item.segments:
                 left -= 1
                 # Of copies only: sharded gradients are summed into their parts by every backward.
-                wait = self.accelerator.no_sync(self.trainee) if left else nullcontext()
-                with wait:
+                with self.accelerator.no_sync(self.trainee) if left else nullcontext():
                     result = self.trainee(item.sequence, output, segment)
                     # Gradients are averaged over processes: their number undoes that.
                     (result.loss * (self.world / max(chains, 1))).backward()
@@ -276,7 +275,6 @@ def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -
     if drafter.config.depths is None:
         fix = "name the number of draft tokens that the head is trained for"
         raise InputError("is missing", field="depths", fix=fix)
-    method = method_of(drafter.config)
-    if config.recompute and not method.parallel:
+    if config.recompute and not (method := method_of(drafter.config)).parallel:
         why = f"is not supported for {method.title}"
         raise InputError(why, field="recompute", fix="leave it out")
