@@ -20,7 +20,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from math import log2
+from math import inf, log2
 from operator import mul
 from typing import NamedTuple
 
@@ -33,7 +33,6 @@ MIN_NODES_GAIN = 1.02  # the same of a round whose drafts are known
 MAX_LEFT = 512  # maximum number of tokens that a request is expected to have left
 MIN_SAVED = 2.0  # drafting must save this many times what missed slots cost: answers end early
 REST = 8  # rounds after which it is asked again whether drafting pays, where it did not
-REST_LOAD = 8  # requests from which that is worth it
 EXPLORE_NODES = 3  # nodes that are verified to explore
 EXPLORE_SHARE = 0.005  # maximum share of time for exploring nodes, and as much for exploring drafts
 DRAFT_WEIGHT = 1 / 64  # weight of a new draft in the expected one
@@ -94,7 +93,8 @@ class AdaptiveBudget(Budget):
         # Nodes (K, C) that a draft is expected to have, found by the drafter only.
         self.expected = histogram(k, ((depth, GUESS ** (depth + 1)) for depth in range(k)))
         self._resting = 0  # rounds for which drafting is known not to pay,
-        self._resting_load = 0  # at this load or a larger one
+        self._resting_load = 0  # at this load or a larger one,
+        self._resting_worth = 0.0  # for requests with at most so many tokens left a missed slot
         self._undrafted = 0.0  # seconds of rounds since the drafter drafted
         self._unexplored = 0.0  # seconds of rounds since nodes were verified to explore
 
@@ -133,20 +133,21 @@ class AdaptiveBudget(Budget):
 
     def choose(self, load: int, asks: Sequence[Ask], found: Sequence[float]) -> list[int]:
         """First the depth for all; then, if some cannot pay for the slots that they have missed,
-        the depth for the others. A plan takes a few hundred microseconds, which many requests that
-        are not drafted for would not earn back."""
+        the depth for the others. A plan takes a few hundred microseconds, which requests that are
+        not drafted for would not earn back."""
         slot = self.draft(PROMPT_ROWS) / PROMPT_ROWS  # seconds of a missed slot
-        if self._resting and load >= self._resting_load:
+        worth = [min(ask.left, MAX_LEFT) / max(1, ask.missed) for ask in asks]
+        if self._resting and load >= self._resting_load and max(worth) <= self._resting_worth:
             self._resting -= 1
             return self._explore(asks, slot)
         plan = self._plan(load, load, found)
-        if not plan.depth and load >= REST_LOAD and not self._plan(load, load, []).depth:
-            self._resting, self._resting_load = REST, load  # not with nothing looked up, either
-        paying = list[int]()
-        for at, ask in enumerate(asks):
-            if plan.saved * min(ask.left, MAX_LEFT) > MIN_SAVED * slot * ask.missed:
-                paying.append(at)
-        if 0 < len(paying) < len(asks):
+        paying = [at for at, each in enumerate(worth) if plan.saved * each > MIN_SAVED * slot]
+        if not paying:
+            free = self._plan(load, load, []) if found else plan
+            if free.saved * max(worth) <= MIN_SAVED * slot:  # not with nothing looked up, either
+                self._resting, self._resting_load = REST, load
+                self._resting_worth = max(worth) if free.depth else inf
+        elif len(paying) < len(asks):
             plan = self._plan(load, load * len(paying) / len(asks), found)
         if not paying or not plan.depth:
             return self._explore(asks, slot)
@@ -207,8 +208,8 @@ class AdaptiveBudget(Budget):
                 best, deepest = option, depth
         if not deepest:
             return Plan(0, 0.0)
-        gained = best.tokens - load
-        return Plan(deepest, (alone.pace - best.pace) * best.tokens / (requests + gained))
+        saved = (alone.pace - best.pace) * best.tokens
+        return Plan(deepest, saved / (requests + best.tokens - load))
 
     def _best(self, load: int, groups: Iterable[tuple[float, float]], spent: float) -> Option:
         """The best option for groups of nodes (number, chance), if drafting takes `spent`."""
@@ -242,8 +243,7 @@ class AdaptiveBudget(Budget):
         last = draft.chances[depths.index(deepest) - 1]
         nodes += [(d, last ** ((d + 1) / deepest)) for d in range(deepest, self.k)]
         for expected, now in zip(self.expected, histogram(self.k, nodes), strict=True):
-            for group, count in enumerate(now):
-                expected[group] += DRAFT_WEIGHT * (count - expected[group])
+            expected[:] = [a + DRAFT_WEIGHT * (b - a) for a, b in zip(expected, now, strict=True)]
 
     def _drafting(self, requests: float, k: int, gain: float) -> float:
         """Seconds of the new slots, one or more a request, and of what follows them."""

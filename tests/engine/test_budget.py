@@ -300,10 +300,24 @@ def test_plans_pause_where_drafting_does_not_pay(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(AdaptiveBudget, "_plan", lambda _, *given: counted(*given))
     for _ in range(2 * (REST + 1)):
-        budget.choose(48, [READY] * 48, [])
+        budget.choose(48, [READY] * 48, [0.5])
     assert plans == [48] * 4, "two at a time: with what was looked up, and without"
     budget.choose(47, [READY] * 47, [])  # fewer requests: it may pay now
-    assert plans[-1] == 47
+    assert plans[4:] == [47], "one: nothing was looked up"
+
+
+def test_plans_pause_until_a_request_comes_that_may_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = chooser(draft={1: 0.001, 64: 0.002, PROMPT_ROWS: 0.001 * PROMPT_ROWS})
+    decode(budget, [0.9] * 7)
+    plans = list[int]()
+    make = budget._plan
+    monkeypatch.setattr(
+        budget, "_plan", lambda load, *given: plans.append(load) or make(load, *given)
+    )
+    for emitted in range(REST):
+        assert budget.choose(1, [Ask(500 + emitted, 10 - emitted)], []) == [0]
+    assert plans == [1]
+    assert budget.choose(2, [Ask(4, 100), Ask(500, 10)], []) == [7, 0]
 
 
 def test_a_round_in_which_lookup_is_enough_says_nothing_of_the_next() -> None:

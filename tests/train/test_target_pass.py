@@ -1,21 +1,31 @@
 """The target over packed documents, and its logits of some tokens."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from families import FAMILIES, PLAIN, build
 from tiny import make_target
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PhiConfig
 
 from peagle.backends.cpu.backend import CpuBackend
+from peagle.data.example import Example
 from peagle.model import attention as attention_module
 from peagle.model.attention import AttentionSpec
 from peagle.model.target import Target
 from peagle.model.tensors import missing_rows
+from peagle.train import passes
 from peagle.train.batches import PackedDocuments
-from peagle.train.passes import DocumentsAttend, logits_of, run_target
+from peagle.train.capture import in_process
+from peagle.train.config import TrainConfig
+from peagle.train.passes import DocumentsAttend, fast_products, logits_of, run_target
+from peagle.train.spec import HeadSpec
+from peagle.train.trainer import Trainer
+from peagle.train.warm_start import new_drafter
 
 TOKENS = 26
 
@@ -100,3 +110,48 @@ def test_logits_of_some_tokens_of_a_target_that_is_fast_on_a_cpu() -> None:
     before = target.logits(hidden)[:, ids]
     CpuBackend().target(target, own=True)
     torch.testing.assert_close(logits_of(target, ids)(hidden), before)
+
+
+class Noted(TorchFunctionMode):
+    """Notes the dtypes that layers multiply in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes = list[torch.dtype]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.linear:
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_of_bf16_where_a_processor_multiplies_float32_faster(
+    monkeypatch: pytest.MonkeyPatch, *, bias: bool, fast: bool
+) -> None:
+    monkeypatch.setattr(passes, "multiplies_bf16", lambda device: fast)
+    layer = nn.Linear(64, 32, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
+    x = torch.randn(8, 64, dtype=torch.bfloat16)
+    with Noted() as noted, fast_products(x.device):
+        made = layer(x)
+        precise = layer.double()(x.double())
+    assert noted.dtypes == [torch.bfloat16 if fast else torch.float32, torch.float64]
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made.double(), precise, rtol=2**-8, atol=1e-6)
+
+
+def test_what_runs_a_target_multiplies_fast(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: list[Example]
+) -> None:
+    monkeypatch.setattr(passes, "multiplies_bf16", lambda device: False)
+    made = make_target()
+    target = Target(made.model.bfloat16(), made.tokenizer, "tiny, bf16")
+    spec = HeadSpec("p-eagle", feature_layers=(1, 2), layers=1, depths=3, draft_vocab=100)
+    drafter = new_drafter(target, [example.ids for example in data], spec)
+    trainer = Trainer(TrainConfig(tmp_path, steps=1), target, drafter, data)
+    run = in_process(target, (1, 2))
+    for work in (trainer.run, lambda: list(run([data[0].ids]))):
+        with Noted() as noted:
+            work()
+        assert torch.float32 in noted.dtypes and torch.bfloat16 not in noted.dtypes

@@ -1,14 +1,11 @@
 """One training forward means what the engine drafts; labels and gradients are as defined."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from peagle.backends.batch import BLOCK, slots_of
 from peagle.backends.kv_cache import FeatureCache, KVCache
@@ -21,11 +18,10 @@ from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.model.tensors import missing_rows
-from peagle.train import passes
 from peagle.train import trainee as trainee_module
 from peagle.train.batches import PackedDocuments
 from peagle.train.elements import one_pass, sample_elements
-from peagle.train.passes import fast_products, multiplies_bf16, run_drafter, run_target
+from peagle.train.passes import multiplies_bf16, run_drafter, run_target
 from peagle.train.trainee import Trainee
 
 TOKENS, DEPTHS = 26, 5
@@ -224,35 +220,6 @@ def test_bf16_where_a_processor_multiplies_it(
     output = run_target(target, sequence, drafter.config.feature_layers)
     Trainee(drafter, target)(sequence, output, segment)
     assert products == {torch.bfloat16 if fast else torch.float32}
-
-
-class Noted(TorchFunctionMode):
-    """Notes the dtypes that layers multiply in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes = list[torch.dtype]()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear:
-            self.dtypes.append(args[0].dtype)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_layers_of_bf16_where_a_processor_multiplies_float32_faster(
-    monkeypatch: pytest.MonkeyPatch, *, bias: bool, fast: bool
-) -> None:
-    monkeypatch.setattr(passes, "multiplies_bf16", lambda device: fast)
-    layer = nn.Linear(64, 32, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
-    x = torch.randn(8, 64, dtype=torch.bfloat16)
-    with Noted() as noted, fast_products(x.device):
-        made = layer(x)
-        precise = layer.double()(x.double())
-    assert noted.dtypes == [torch.bfloat16 if fast else torch.float32, torch.float64]
-    assert made.dtype == torch.bfloat16
-    torch.testing.assert_close(made.double(), precise, rtol=2**-8, atol=1e-6)
 
 
 def test_processors_that_multiply_bf16() -> None:
