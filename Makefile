@@ -98,7 +98,7 @@ bench-short: .venv/.installed .venv-vllm/.installed
 	$(SUITE) --short --output results/bench-short
 
 NATIVE = peagle/backends/cpu/native
-INSTRUCTIONS = $(if $(filter x86_64,$(shell uname -m)),sapphirerapids x86-64-v4 x86-64-v3 x86-64-v2,native)
+INSTRUCTIONS = $(if $(filter x86_64,$(shell uname -m)),sapphirerapids alderlake x86-64-v4 x86-64-v3 x86-64-v2,native)
 
 lint: .venv/.installed
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE)/* tests/backends/cpu/*.cpp tests/backends/cpu/*.h

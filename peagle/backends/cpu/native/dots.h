@@ -29,7 +29,7 @@ constexpr int PIECES = BITS == 4 || WORDS ? 2 : 1;
 
 // A group's sum of products is too large by this times the sum of its inputs.
 template <int BITS>
-constexpr int32_t SURPLUS = BITS == 4 ? 8 : UNSIGNED_WEIGHTS ? 128 : 0;
+constexpr int32_t SURPLUS = BITS == 4 ? 8 : (UNSIGNED_WEIGHTS ? 128 : 0);
 
 typedef int16_t WideWords __attribute__((vector_size(4 * WIDTH)));
 
