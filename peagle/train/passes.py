@@ -5,8 +5,8 @@ Shapes: N tokens, T rows, R rows, E elements or the target's hidden size, F·E f
 hidden, V draft vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from peagle.methods.base import Elements, TrainingPass
@@ -30,6 +29,8 @@ from peagle.train.batches import PackedDocuments
 
 if TYPE_CHECKING:  # a target is an argument, as a backend is
     from peagle.model.target import Target
+
+LINEAR = F.linear  # torch's own
 
 
 def run_target(target: "Target", sequence: PackedDocuments, taps: tuple[int, ...]) -> TargetOutput:
@@ -53,19 +54,21 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-class FloatProducts(TorchFunctionMode):
-    """Linear layers of bf16 are computed in float32, and their results are rounded to bf16."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.linear and args[0].dtype == torch.bfloat16:
-            args = [None if x is None else x.float() for x in args]
-            return F.linear(*args).to(torch.bfloat16)
-        return func(*args, **(kwargs or {}))
+def _in_float(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return LINEAR(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)).to(x.dtype)
 
 
-def fast_products(device: torch.device) -> AbstractContextManager[object]:
-    """Have the layers that are run in this block multiply as fast as the device can."""
-    return nullcontext() if multiplies_bf16(device) else FloatProducts()
+@contextmanager
+def fast_products(device: torch.device) -> Iterator[None]:
+    """Have all linear layers that run meanwhile multiply as fast as the device can: those of bf16
+    in float32 where it has no products of bf16, rounded to bf16. (Not by a TorchFunctionMode: the
+    threads of process groups would keep it, and wait for Python to let it go.)"""
+    F.linear = LINEAR if multiplies_bf16(device) else _in_float  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.linear = LINEAR
 
 
 class DocumentsAttend:

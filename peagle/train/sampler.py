@@ -100,18 +100,17 @@ class Sampler:
 
     def sample(self, number: int) -> TrainingSequence:
         """Sequence `number`, counted from the start of training, on the device."""
-        config = self.config
         sequence = self.batches.sequence(number)
         answer_tokens = int(sequence.supervised.sum())
         # A token outside the draft vocabulary ends every draft, so elements after it never count.
         known = torch.isin(sequence.ids, self.vocabulary)
         sequence = sequence._replace(supervised=sequence.supervised & known)
-        generator = torch.Generator().manual_seed((config.seed + 1) * 1_000_003 + number)
-        elements = sample_elements(*sequence[1:], self.depths, config.ratio, generator)
+        generator = torch.Generator().manual_seed((self.config.seed + 1) * 1_000_003 + number)
+        elements = sample_elements(*sequence[1:], self.depths, self.config.ratio, generator)
         whole = one_pass(sequence, elements)
         documents = sequence.documents
         room = SHARE * free_memory(self.device)
-        count = config.segments or choose_segments(elements, documents, self.cost, room)
+        count = self.config.segments or choose_segments(elements, documents, self.cost, room)
         segments = partition(whole, documents, count)
         chains = int((elements.depth[whole.trained] == 0).sum())
         made = TrainingSequence(sequence, segments, chains, answer_tokens)

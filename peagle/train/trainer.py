@@ -100,8 +100,7 @@ class Trainer:
         # cuDNN's attention plans anew for every number of rows: 2 ms a call on an H200.
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.config.output.mkdir(parents=True, exist_ok=True)
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(each, self._ask_to_stop) for each in signals]
+        before = {n: signal.signal(n, self._ask_to_stop) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             with fast_products(self.target.device):
                 while not self.finished and not self._stop:
@@ -115,7 +114,7 @@ class Trainer:
                         self._save()
                 self._save()
         finally:
-            for each, handler in zip(signals, before, strict=True):
+            for each, handler in before.items():
                 signal.signal(each, handler)
         # A process that leaves a group by its exit may abort, though all is done.
         self.accelerator.end_training()
