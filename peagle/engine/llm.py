@@ -108,7 +108,7 @@ class LLM(Setup):
 
     def check_text(self, text: str, field: str) -> None:
         """Raises InputError of `field` for a text that cannot fit."""
-        if len(text) > self.shared.max_characters:
+        if len(text) > self.target.max_context and len(text) > self.shared.max_characters:
             raise self._too_long(f"has {len(text)} characters", field)
 
     def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:

@@ -70,7 +70,8 @@ class SharedTarget:
 
     @cached_property
     def max_characters(self) -> int:
-        """Characters of the longest prompt that could fit: a bound before it is tokenised."""
+        """Characters of the longest prompt that could fit, a bound before it is tokenised. It takes
+        0.3 s for Gemma's vocabulary, and no token is shorter than a character."""
         assert self.target.tokenizer is not None
         longest = max(map(len, self.target.tokenizer.get_vocab()))
         return self.target.max_context * longest
