@@ -1,4 +1,4 @@
-"""Memory of tensors: rows up to a whole number of tiles, and what a device has left.
+"""Tensors: rows up to a whole number of tiles, the dtype of sums, and what a device has left.
 
 torch makes kernels anew for every number of rows, and keeps them for as long as the process lives.
 Numbers that recur save their time and memory.
@@ -20,6 +20,11 @@ def missing_rows(rows: int) -> int:
 def pad_rows(rows: Tensor) -> Tensor:
     """Rows (R, …), and rows of zeros that fill the last tile."""
     return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing_rows(len(rows))))
+
+
+def precise(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums of numbers of a `dtype`: float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def free_memory(device: torch.device) -> int:

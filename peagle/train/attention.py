@@ -33,8 +33,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
-from peagle.model.tensors import missing_rows, pad_rows
-from peagle.train.loss import precise
+from peagle.model.tensors import missing_rows, pad_rows, precise
 
 ROWS = 64  # elements of a block: among the fastest, for documents of 300 to 1,000 tokens
 SCORES = 1 << 22  # scores that exist at once, of as many heads as that allows, at least one

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from peagle.model.tensors import pad_rows
+from peagle.model.tensors import pad_rows, precise
 
 BLOCK = 64  # rows that are compared together on a CPU: their float32 logits stay in its cache
 
@@ -33,11 +33,6 @@ class Labels(NamedTuple):
 
     p: Tensor  # (R, V) probabilities
     entropy: Tensor  # (R,) Σ p log p, which is the negative entropy
-
-
-def precise(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums of numbers of a `dtype`: float32 at least."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def labels_of(target_logits: Tensor) -> Labels:

@@ -23,7 +23,7 @@ from peagle.model.attention import Attend, AttentionSpec, CausalAttend
 from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
 from peagle.model.layers import FirstLayer
-from peagle.model.tensors import pad_rows
+from peagle.model.tensors import pad_rows, precise
 from peagle.train.attention import BlockStep, FlexStep, StepsAttend, block_mask, in_tiles
 from peagle.train.batches import PackedDocuments
 
@@ -55,7 +55,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def _in_float(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    kind = torch.promote_types(x.dtype, torch.float32)
+    kind = precise(x.dtype)
     return LINEAR(x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)).to(x.dtype)
 
 
