@@ -4,7 +4,8 @@
 
 Each step writes the file of its name in benchmarks/results/; `--only NAME` runs one step. Then the
 tables of the docs are written. `--short` tests the scripts on a few tokens and writes to --output
-only. On CUDA a large shape with random weights is measured, too.
+only. On CUDA a large shape with random weights is measured, too. Speeds on a CPU without AVX-512
+are kept beside those on one with it, in NAME_avx2.json.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import RESULTS, TARGET
+from torch.backends import cpu
 
 HERE = Path(__file__).resolve().parent
 GRID = [sys.executable, "-m", "peagle", "bench", TARGET, "--repeats", "1", "--ignore-eos"]
@@ -56,6 +58,7 @@ ENGINES = Sizes(
     "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
 )
 OTHER_TARGETS = ("qwen", "gemma")  # Qwen2.5-Coder-0.5B and Gemma 3 270M
+SPEEDS = ("bench", "bench-vllm", "engines", "engines_qwen", "engines_gemma", "trees")
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
     "engines": ENGINES,
@@ -110,6 +113,12 @@ def steps(args: argparse.Namespace) -> list[Step]:
     return found
 
 
+def file_name(step: str, device: str) -> str:
+    """The file of a step's result."""
+    weak = device == "cpu" and cpu.get_cpu_capability() == "AVX2"
+    return f"{step}_avx2.json" if weak and step in SPEEDS else f"{step}.json"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mt-bench", default=os.environ.get("MT_BENCH"), metavar="FILE")
@@ -131,7 +140,7 @@ def main() -> None:
             continue
         print(f"--- {step.name}", flush=True)
         started = time.monotonic()
-        output = args.output / f"{step.name}.json"
+        output = args.output / file_name(step.name, args.device)
         done = subprocess.run([*step.command, "--output", str(output)], check=False)
         if done.returncode:
             sys.exit(f"{step.name} ended with code {done.returncode}")

@@ -296,12 +296,13 @@ def lines_of(sections: Sections) -> Lines:
     """The tables of the results that exist."""
     lines = Lines()
     for result, (title, section) in sections.items():
-        file = RESULTS / f"{result}.json"
-        if not file.is_file():
-            continue
-        lines += [f"### {title}", ""] if title else []
-        lines += section(json.loads(file.read_text()))
-        lines += [f"From `benchmarks/results/{result}.json`.", ""]
+        for name, cpu in ((result, ""), (f"{result}_avx2", ", on a CPU without AVX-512")):
+            file = RESULTS / f"{name}.json"
+            if not file.is_file():
+                continue
+            lines += [f"### {title}{cpu}", ""] if title else []
+            lines += section(json.loads(file.read_text()))
+            lines += [f"From `benchmarks/results/{name}.json`.", ""]
     return lines
 
 

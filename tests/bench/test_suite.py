@@ -27,7 +27,7 @@ def steps(benchmark_script):
 
 
 def test_every_result_has_its_command(steps) -> None:
-    results = {file.stem for file in (BENCHMARKS / "results").glob("*.json")}
+    results = {file.stem.removesuffix("_avx2") for file in (BENCHMARKS / "results").glob("*.json")}
     assert results == steps().keys(), "a result without a command goes, and the other way round"
     scripts = [Path(word) for step in steps(device="cuda").values() for word in step.command]
     named = [path for path in scripts if path.suffix == ".py"]
@@ -43,6 +43,15 @@ def test_options_reach_their_steps(steps) -> None:
         assert "--vllm-python" in found[name].command
     for name in ("bench", "training_speed", "bench-gpt-oss-20b"):
         assert "cuda" in found[name].command
+
+
+def test_speeds_without_avx512_are_kept_apart(benchmark_script, monkeypatch) -> None:
+    suite = benchmark_script("suite")
+    for capability, ending in (("AVX2", "_avx2.json"), ("AVX512", ".json")):
+        monkeypatch.setattr(suite.cpu, "get_cpu_capability", lambda found=capability: found)
+        assert suite.file_name("trees", "cpu") == f"trees{ending}"
+        assert suite.file_name("acceptance", "cpu") == "acceptance.json"
+        assert suite.file_name("bench", "cuda") == "bench.json"
 
 
 def test_what_is_left_out_says_why(steps) -> None:
