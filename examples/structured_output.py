@@ -19,7 +19,7 @@ SCHEMA = {
 
 llm = LLM("smollm2-135m", head="heads/smollm2-135m-p-eagle")
 
-# Draft tokens follow the grammar, too. So they are accepted as often as in free text.
+# Draft tokens follow the grammar, too. So they are accepted at least as often as in free text.
 as_json = SamplingParams(json_schema=SCHEMA, max_tokens=256)
 answer = llm.generate(["A program as JSON: "], as_json)[0]
 program = json.loads(answer.text)

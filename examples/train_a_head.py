@@ -2,7 +2,7 @@
 
 python examples/train_a_head.py
 
-This is `peagle data regenerate`, `peagle train` and `peagle generate` in Python. Three prompts and
+This is `peagle data regenerate`, `peagle train` and `peagle generate` in Python. Two prompts and
 forty steps only show the way: docs/training.md says how much data a useful head takes.
 """
 
