@@ -63,7 +63,8 @@ class Matcher:
 
     def masks(self, draft: Draft) -> Tensor:
         """Tokens (R, V) that may follow the newest one and each of a draft's R − 1 nodes.
-        Rows after an illegal or final token allow all tokens; they are never read."""
+        Rows after an illegal or final token allow all tokens; they are never read. After a node
+        where the matcher fails no token may follow: the request fails if the target goes there."""
         rows = torch.ones(len(draft) + 1, self.vocabulary, dtype=torch.bool)
         rows[0] = self.allowed()
         matchers = {0: self}
@@ -73,7 +74,7 @@ class Matcher:
                 continue
             matcher = before.after(token)
             if matcher is not None:
-                rows[row] = matcher.allowed()
+                rows[row] = matcher.draftable()
                 matchers[row] = matcher
         return rows
 

@@ -12,6 +12,7 @@ it on its path.
 """
 
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -177,14 +178,14 @@ def greedy(logits: Tensor) -> Choice:
 
 
 def accepted_rows(choice: Choice, draft: Draft) -> list[int]:
-    """The rows of the accepted nodes: the path that the target's choices follow.
+    """The rows of the accepted nodes: the path that the target's choices follow, up to a row that
+    could not choose. Its token is computed again, as the newest one.
 
-    Raises RequestFailure when a row up to there could not choose.
+    Raises RequestFailure when row 0 could not choose.
     """
-    path = draft.path(choice.tokens)
-    if not all(choice.finite[row] for row in (0, *path)):
+    if not choice.finite[0]:
         raise RequestFailure(NOT_A_NUMBER)
-    return path
+    return list(takewhile(choice.finite.__getitem__, draft.path(choice.tokens)))
 
 
 def target_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -204,16 +205,17 @@ def target_probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _nucleus(logits: Tensor, mass: float) -> Tensor:
-    """The likeliest tokens of each row whose probabilities reach `mass`; the others are −inf.
+    """The likeliest tokens of each row whose probabilities reach `mass`, with all that are as
+    likely as the last of them, so that no row depends on the others; the rest are −inf.
 
     Sorting a whole vocabulary takes as long as a small target's forward; the likeliest tokens
     nearly always suffice, and are then the same ones.
     """
     probabilities = logits.softmax(-1)
-    ordered, order = probabilities.topk(min(NUCLEUS, logits.shape[-1]))
+    ordered = probabilities.topk(min(NUCLEUS, logits.shape[-1])).values
     if (ordered.sum(-1) < mass).any():
-        ordered, order = probabilities.sort(descending=True)
+        ordered = probabilities.sort(descending=True).values
     keep = ordered.cumsum(-1) - ordered < mass
     keep[:, 0] = True  # the mass may be less than a float32 can be
-    kept = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, keep)
-    return logits.masked_fill(~kept, float("-inf"))
+    smallest = ordered.masked_fill(~keep, 1.0).amin(-1, keepdim=True)
+    return logits.masked_fill(probabilities < smallest, float("-inf"))

@@ -148,7 +148,7 @@ class Ranked:
 
     def __iter__(self) -> Iterator[Candidate]:
         for token, prob in zip(self.tokens, self.probs, strict=True):
-            if prob:
+            if prob > 0:  # of logits that are all NaN or refused it is NaN
                 yield Candidate(token, prob, self.chance(self.depth, prob))
 
 

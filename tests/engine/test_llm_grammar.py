@@ -232,6 +232,39 @@ def test_lookup_drafts_only_what_the_grammar_allows(
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_grammar_of_unknown_tokens_leaves_the_calibration_as_it_is(
+    wide: Target, wide_drafters: dict[str, Drafter], method: str
+) -> None:
+    """Of several tokens that may follow the head knows none: it drafts the end alone."""
+    signs = {wide.tokenizer.convert_tokens_to_ids(sign) for sign in "!#%"}
+    assert not signs & set(KNOWN)
+    llm = LLM(wide, wide_drafters[method], k=4)
+    done = llm.generate([[70, 71]], SamplingParams(max_tokens=40, regex="[!#%]{12}"))[0]
+    assert done.stats.drafted == 1 and len(done.text) == 12
+    assert llm.engine.budget.calibration(0, 0.1) == pytest.approx(0.1)
+
+
+def test_a_branch_where_the_grammar_fails_is_not_the_answers(wide: Target) -> None:
+    """After Y comes text that no token spells; the target says X, with a draft of both."""
+    x, y = wide.tokenizer.convert_tokens_to_ids(["X", "Y"])
+    head = make_drafter(wide, "p-eagle")
+    with torch.no_grad():
+        head.lm_head.weight.zero_()
+    params = SamplingParams(
+        max_tokens=8, grammar='start: "a" ("X" | "Y" "ë\\\\")', logit_bias={x: 50.0, y: 40.0}
+    )
+    run = LLM(wide, head, nodes=8, lookup=False).stream([[70, 71]], params)
+    drafted = set[int]()
+    run.step()
+    while not run.engine.idle:
+        drafted |= {token for one in run.engine.scheduler.running for token in one.draft.tokens}
+        run.step()
+    [answer] = run.completions()
+    assert {x, y} <= drafted
+    assert (answer.text, answer.finish_reason) == ("aX", "stop")
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_forced_tokens_are_drafted_though_the_head_does_not_know_them(
     wide: Target, wide_drafters: dict[str, Drafter], method: str
 ) -> None:

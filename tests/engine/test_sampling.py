@@ -88,6 +88,19 @@ def test_nucleus_of_a_large_vocabulary() -> None:
     assert (target_probabilities(flat, params) > 0).sum(-1).min() > NUCLEUS
 
 
+def test_nucleus_of_a_row_depends_on_no_other_row() -> None:
+    """Of equal tokens at its edge all stay, whether a flat row has the vocabulary sorted or not."""
+    peaked = (random_logits(3, 5000, seed=4) * 2).bfloat16().float()  # with many equal ones
+    flat = random_logits(1, 5000, seed=5) * 0.01
+    for mass in (0.3, 0.6, 0.9):
+        params = SamplingParams(temperature=1, top_p=mass)
+        together = target_probabilities(torch.cat([peaked, flat]), params)[:3]
+        assert torch.equal(target_probabilities(peaked, params), together)
+        least = together.masked_fill(together == 0, 1).amin(-1, keepdim=True)
+        edge = peaked.gather(1, (together == least).float().argmax(-1, keepdim=True))
+        assert (together[peaked == edge] > 0).all()
+
+
 def judge(chooser: Sampler, logits: Tensor, draft: list[int], choose: Choose = CHOOSE) -> list[int]:
     """The tokens that a round emits."""
     choice = choose(chooser, logits, chain(draft))
@@ -278,7 +291,8 @@ def test_logits_that_are_not_finite_fail_one_request(temperature: float, bad: fl
     logits[0, 3] = 200
     logits[1] = bad
     with pytest.raises(RequestFailure, match="NaN or infinite"):
-        judge(sampler(params, 5), logits, [3])
+        judge(sampler(params, 5), logits[1:], [])
+    assert judge(sampler(params, 5), logits, [3]) == [3], "the next round fails, as without drafts"
     logits[0, 1] = float("-inf")  # a token the target never says
     assert judge(sampler(params, 5), logits[:1], []) == [3]
     assert judge(sampler(params, 5), logits, [2]) == [3], "a row that is never read"
