@@ -30,9 +30,8 @@ class TextStream:
         elif not self._in_bytes or self._tokenizer.decode([token]):
             self._in_bytes = False
             self._take(self._decoded().removesuffix(LONE))
-        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if found:
-            certain, self._held = self._held[: min(found)], ""
+        if (stop := self._first_stop()) is not None:
+            certain, self._held = self._held[:stop], ""
             self.text += certain
             self._newest = []
             return certain, True
@@ -43,11 +42,15 @@ class TextStream:
         return certain, False
 
     def finish(self) -> str:
-        """The text that was held back, once no token follows."""
+        """The text that was held back, once no token follows; none after a stop string."""
         self._take(self._decoded())
-        rest, self._held = self._held, ""
+        rest, self._held = self._held[: self._first_stop()], ""
         self.text += rest
         return rest
+
+    def _first_stop(self) -> int | None:
+        """Where a stop string begins in the held text; None without one."""
+        return min((at for stop in self._stop if (at := self._held.find(stop)) >= 0), default=None)
 
     def _take(self, decoded: str) -> None:
         """Hold the new text of the newest tokens, and forget the oldest tokens."""

@@ -55,6 +55,16 @@ def test_finish_gives_what_was_held() -> None:
     assert stream.finish() == ""
 
 
+def test_finish_ends_at_a_stop_among_held_bytes() -> None:
+    """A line break is a byte token, and the text of bytes is known when their run ends."""
+    stream = TextStream(byte_fallback(), ("\n", "!"))
+    assert push_all(stream, [256, 0x0A, 0x21]) == [("x", False), ("", False), ("", False)]
+    assert (stream.finish(), stream.text) == ("", "x")
+    stream = TextStream(byte_fallback(), ("!",))
+    push_all(stream, [256, 0x0A, 0x21])
+    assert (stream.finish(), stream.text) == ("\n", "x\n")
+
+
 def test_special_tokens_have_no_text() -> None:
     stream = TextStream(TOKENIZER, ())
     assert [text for text, _ in push_all(stream, [1, *letters("a"), 2])] == ["", "a", ""]
