@@ -88,11 +88,10 @@ class Scheduler:
         prompts = [request for request in self.running if request.num_pending > limit]
         room = self.budget
         for request in decoding:
-            count = request.num_pending
             # An earlier request of this round may have preempted it.
-            if request in self.running and self._extend(request, count):
-                scheduled.append(ScheduledRequest(request, count, request.draft))
-                room -= count
+            if request in self.running and self._extend(request):
+                scheduled.append(ScheduledRequest(request, request.num_pending, request.draft))
+                room -= request.num_pending
         if scheduled:
             room = min(room, self.mixed_chunk)
         for request in prompts:
@@ -179,11 +178,14 @@ class Scheduler:
         request.num_cached_tokens = request.num_computed_tokens
         return True
 
-    def _extend(self, request: Request, count: int) -> bool:
-        """Allocate blocks for `count` more tokens, preempting the newest requests where needed.
-        False when the request itself was preempted."""
-        while (missing := self._missing(request, count)) > self.pool.free:
+    def _extend(self, request: Request) -> bool:
+        """Allocate blocks for the pending tokens, preempting the newest requests where needed. The
+        newest one gives up its draft first. False when the request itself was preempted."""
+        while (missing := self._missing(request, request.num_pending)) > self.pool.free:
             victim = self.running[-1]
+            if victim is request and request.draft:
+                request.draft = Draft()
+                continue
             self._preempt(victim)
             if victim is request:
                 return False

@@ -58,6 +58,19 @@ def run(scheduler: Scheduler, item: ScheduledRequest, chance: random.Random) -> 
         scheduler.remove(request)
 
 
+def test_who_is_alone_gives_up_its_draft_and_not_its_blocks() -> None:
+    """At its end there is room for its tokens, and none for a draft's keys as well."""
+    scheduler = Scheduler(BlockPool(4, 16), 1, 512, 7, ALL)
+    alone = added(scheduler, request(0, 10, 47)).waiting[0]
+    while len(alone.output) < 46:
+        [item] = scheduler.schedule()
+        alone.num_computed_tokens = len(alone.tokens)
+        alone.tokens.append(1)
+        alone.draft = chain([0] * 7)
+        scheduler.advance(alone)
+    assert not alone.preempted
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=14),
