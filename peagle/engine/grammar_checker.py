@@ -89,8 +89,9 @@ def _stack() -> int:
 def _answer(process: subprocess.Popen[str]) -> str:
     """The answer; empty when the process has ended or does not answer."""
     assert process.stdout is not None
-    ready = select.select([process.stdout], [], [], PATIENCE)[0]
-    return process.stdout.readline() if ready else ""
+    ready = select.poll()  # `select` fails where a thousand files are open
+    ready.register(process.stdout, select.POLLIN)
+    return process.stdout.readline() if ready.poll(1000 * PATIENCE) else ""
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,6 +70,21 @@ def test_a_checker_that_ends_before_it_has_read_a_large_vocabulary(
     checker.start()
     with pytest.raises(RuntimeError, match="grammars cannot be tried"):
         checker.refusal("")
+
+
+def test_a_checker_of_a_process_with_many_open_files(checker: GrammarChecker) -> None:
+    """As a server with a thousand connections has them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert checker.refusal(LLMatcher.grammar_from_regex("[a-z]+")) is None
+        assert checker._process is not None and checker._process.stdout is not None
+        assert checker._process.stdout.fileno() >= 1024
+    finally:
+        for file in opened:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_it_ends_with_its_object() -> None:
