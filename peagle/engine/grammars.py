@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, lru_cache, partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -184,7 +185,8 @@ class AfterThoughts(Matcher):
         return allowed
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        return self._answer.count_allowed(tokens) if self._over else len(tokens)
+        thoughts = copy(self)._take_thoughts(tokens)
+        return thoughts + self._answer.count_allowed(tokens[thoughts:])
 
     def after(self, token: int) -> Matcher | None:
         further = copy(self)
@@ -193,10 +195,11 @@ class AfterThoughts(Matcher):
         return None if token in self._answer._ends else further
 
     def advance(self, tokens: list[int]) -> None:
-        for number, token in enumerate(tokens):
-            if not self._take_thought(token):
-                self._answer.advance(tokens[number:])
-                return
+        self._answer.advance(tokens[self._take_thoughts(tokens) :])
+
+    def _take_thoughts(self, tokens: Sequence[int]) -> int:
+        """Take tokens of the thoughts; returns their number."""
+        return len(list(takewhile(self._take_thought, tokens)))
 
     def _take_thought(self, token: int) -> bool:
         """Take a token of the thoughts; False for a token of the answer."""

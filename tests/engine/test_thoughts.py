@@ -212,6 +212,18 @@ def test_masks_along_a_draft(make: Make, marks: str, template: str) -> None:
             assert (row == at(before).allowed()).all() if legal else row.all()
 
 
+@both
+def test_looked_up_tokens_after_the_thoughts_are_the_grammars(make: Make) -> None:
+    tokenizer = make(template=R1)
+    matcher = Grammars(target_of(tokenizer)).matcher(JSON, prompt_ids(tokenizer, ASKED))
+    assert matcher is not None
+    inside = ids(tokenizer, "a</think>")
+    for text, legal in (("{", True), ("x", False)):
+        said = [*inside, *ids(tokenizer, text)]
+        assert (matcher.count_allowed(said) == len(said)) == legal
+        assert matcher.count_allowed(said) >= len(inside)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @both
 def test_thoughts_are_those_without_a_grammar(make: Make, temperature: float) -> None:
