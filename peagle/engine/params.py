@@ -88,6 +88,7 @@ class SamplingParams:
             "frequency_penalty": (abs(self.frequency_penalty) <= 2, "-2 to 2"),
             "logprobs": ((self.logprobs or 0) >= 0, "0 (the token's own) or more"),
             "n": (self.n >= 1, "at least 1"),
+            "seed": (abs(self.seed or 0) < 2**63, "less than 2**63 from 0"),
             "stop": (not isinstance(self.stop, str), "a list of texts"),
         }
         for name, (fine, allowed) in checks.items():

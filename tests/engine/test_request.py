@@ -24,6 +24,7 @@ from peagle.engine.tree import Draft
         ("frequency_penalty", (-2.1,)),
         ("logprobs", (-1,)),
         ("n", (0,)),
+        ("seed", (2**63, -(2**63))),
     ],
 )
 def test_bad_parameters(name: str, values: tuple[float, ...]) -> None:
