@@ -51,11 +51,6 @@ class KVCache:
             rows = kept.flatten(1, 2)
             rows[:, at[1]] = rows[:, at[0]]
 
-    def wipe(self, blocks: list[int]) -> None:
-        """Zero blocks that may hold NaN: masked values are still multiplied, by zero."""
-        for kept in self._kept:
-            kept[:, blocks] = 0
-
 
 class FeatureCache:
     """The target's features (blocks · BLOCK, F·E) in the blocks that hold the same tokens' keys.

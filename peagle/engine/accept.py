@@ -52,7 +52,7 @@ def _emit(request: Request, chunk: Chunk, token: int, ends: set[int]) -> None:
         text, stopped = request.text.push(token)
     if stopped:
         request.finish_reason = "stop"
-    elif len(request.output) >= params.max_tokens:
+    elif request.left < 0:
         request.finish_reason = "length"
     if request.finish_reason is not None:
         text += request.text.finish()

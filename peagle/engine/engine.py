@@ -47,7 +47,7 @@ class Settings:
     k: int  # maximum draft depth; 0 without a drafter
     nodes: int | None = None  # maximum size of a request's draft tree; None: a chain of k tokens
     lookup: bool = False  # lookup drafts, too; needs nodes
-    chunk: int = 512  # tokens of a round while prompts wait
+    chunk: int = 512  # tokens of a round while prompts wait, or the rows of all drafts
     mixed_chunk: int = 512  # tokens of prompts in a round in which requests decode
 
 
@@ -210,8 +210,7 @@ class Engine:
             self.budget.calibration.count(draft, path)
             self.lookups.count(draft, path)
         kept = slots_of(request.blocks, start, 1 + len(draft))
-        moves = [(kept[row], kept[depth]) for depth, row in enumerate(path, start=1)]
-        return [(source, slot) for source, slot in moves if source != slot]
+        return [(kept[row], kept[depth]) for depth, row in enumerate(path, start=1) if row != depth]
 
     @torch.no_grad()
     def draft(self, scheduled: list[ScheduledRequest]) -> list[float]:
@@ -290,12 +289,7 @@ class Engine:
     def release(self, scheduled: list[ScheduledRequest]) -> None:
         """Let full blocks be found by their content; free those of requests that have ended."""
         for request, _, _ in scheduled:
-            if request.finish_reason == "error":
-                unknown = request.blocks[request.num_cached_blocks :]
-                self.cache.wipe(unknown)
-                if self.proposer is not None:
-                    self.proposer.cache.wipe(unknown)
-            else:
+            if request.finish_reason != "error":  # its keys may be NaN
                 self.scheduler.advance(request)
             if request.finish_reason is not None:
                 self.scheduler.remove(request)

@@ -93,7 +93,7 @@ class Request:
     num_cached_blocks: int = 0  # first blocks that can be found by their content
     prefix_id: int = 0  # of the tokens in these blocks
     num_freed_blocks: int = 0  # first blocks that no layer's window reaches any more
-    num_cached_tokens: int = 0  # prompt tokens that were cached when it was admitted
+    num_cached_tokens: int = 0  # tokens that were cached when it was last admitted
     preempted: int = 0  # how often
     drafted_output: list[bool] = field(default_factory=list)  # output token i was a draft token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output, if requested

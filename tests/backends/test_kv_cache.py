@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from peagle.backends.batch import BLOCK, Batch, Span
+from peagle.backends.batch import BLOCK
 from peagle.backends.kv_cache import FeatureCache, KVCache, zeros
-from peagle.backends.torch import TorchAttend
-from peagle.model.attention import AttentionSpec, HeadShape
+from peagle.model.attention import HeadShape
 
 CPU = torch.device("cpu")
 SHAPES = [HeadShape(2, 8, 8), HeadShape(1, 16, 4)]
@@ -30,18 +29,6 @@ def test_the_last_block_is_for_padding() -> None:
     assert all(len(tensor) == 6 for layer in cache.layers for tensor in layer)
 
 
-def test_wiping_takes_some_blocks_of_all_layers() -> None:
-    cache = KVCache(4, SHAPES, torch.float32, CPU)
-    for layer in cache.layers:
-        for tensor in layer:
-            tensor.fill_(float("nan"))
-    cache.wipe([0, 2])
-    for layer in cache.layers:
-        for tensor in layer:
-            assert not tensor[[0, 2]].any()
-            assert tensor[[1, 3, 4]].isnan().all()
-
-
 def test_moving_copies_all_at_once() -> None:
     """A slot that is written may be one that is read."""
     cache, features = KVCache(2, SHAPES, torch.float32, CPU), FeatureCache(2, 6, torch.float32, CPU)
@@ -58,19 +45,6 @@ def test_moving_copies_all_at_once() -> None:
     for part, old in zip(kept, before, strict=True):
         assert torch.equal(part.flatten(0, 1)[:32], old[order])
     assert torch.equal(features.read(torch.arange(32)), read[order])
-
-
-def test_what_was_not_a_number_is_not_seen_behind_a_mask() -> None:
-    """A failed request's blocks are wiped: zero times NaN would be NaN in other requests' rows."""
-    shape, spec = HeadShape(2, 8, 8), AttentionSpec(1.0)
-    cache = KVCache(4, [shape], torch.float32, CPU)
-    bad = torch.full((4, 2, 8), float("nan"))
-    TorchAttend(Batch.of([Span([0], 0, [5] * 4)]), cache, exact=False)(0, bad, bad, bad, spec)
-    cache.wipe([0])
-    for exact in (False, True):
-        good = torch.randn(5, 2, 8)
-        batch = Batch.of([Span([0], 0, [5] * 3), Span([1], 0, [5] * 2)])
-        assert TorchAttend(batch, cache, exact=exact)(0, good, good, good, spec).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
