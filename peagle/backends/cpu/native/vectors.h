@@ -20,7 +20,7 @@ typedef float Vector __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
 constexpr int WIDTH = 16;  // floats of a vector of this CPU
 #elif defined(__AVX__)
 constexpr int WIDTH = 8;
@@ -31,7 +31,7 @@ typedef float Wide __attribute__((vector_size(4 * WIDTH), may_alias));
 typedef uint32_t WideBits __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t WideInts __attribute__((vector_size(4 * WIDTH)));
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
 constexpr int MOST_SUMS = 24;  // vectors that stay in registers, beside weights and inputs
 #elif defined(__ARM_NEON)
 constexpr int MOST_SUMS = 16;
