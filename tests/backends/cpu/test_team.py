@@ -21,9 +21,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(program: Path, *arguments: int) -> tuple[int, int, list[int]]:
+def run(program: Path, *arguments: int, judged: bool = True) -> tuple[int, int, list[int]]:
     """CPU time in microseconds, meetings at which counts differed, and sizes of teams."""
-    command = [str(program), *map(str, arguments)]
+    command = [str(program), *map(str, [*arguments, int(judged)])]
     done = subprocess.run(command, capture_output=True, check=True)
     spent, wrong, *sizes = map(int, done.stdout.split())
     return spent, wrong, sizes
@@ -49,3 +49,9 @@ def test_a_team_that_waits_much_shrinks_until_it_does_not(program: Path, threads
     assert sizes[0] == threads and min(sizes) == 1
     grown = sizes[sizes.index(1) :]
     assert max(grown) == threads  # not the last one: other tests may use the cores then
+
+
+def test_a_team_without_work_for_all_stays_as_it_is(program: Path) -> None:
+    """Attention of one row has a task a key head: other threads sleep, and none is in the way."""
+    _, wrong, sizes = run(program, 4, MEETINGS, LATE, 40, 0, judged=False)
+    assert (wrong, set(sizes)) == (0, {4})

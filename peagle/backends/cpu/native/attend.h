@@ -61,7 +61,7 @@ void attend_by(const T* q, const Kept<T>& kept, T* out, int64_t query_heads, con
                out + all[i].first * query_heads * kept.value_width, head,
                std::min(head + heads, kept.heads), groups);
     }
-  wait_for_team();
+  wait_for_team(tasks() >= threads);
 }
 
 // q (rows, query heads, key width) → out (rows, query heads, value width).

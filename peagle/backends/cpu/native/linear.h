@@ -109,7 +109,7 @@ inline void linear_by_tiles(const Bf16* x, const Parts<Bf16>& parts, int64_t row
     room.tiles = parts.any(16) ? turned(x, rows, inputs) : nullptr;
     room.totals = parts.any(4) ? totals(x, rows, inputs) : nullptr;
   }
-  wait_for_team();
+  wait_for_team(false);
   constexpr int64_t WHOLE = -1;
   int64_t configured = 0;  // tiles: whole ones, or for how many rows after the first 16
   Tiles whole;

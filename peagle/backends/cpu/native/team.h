@@ -48,8 +48,8 @@ inline void relax() {
 
 class Barrier {
  public:
-  // Return when all `threads` have called this.
-  void wait(int threads) {
+  // Return when all `threads` have called this. `judged`: all had work, so time asleep is lost.
+  void wait(int threads, bool judged) {
     uint32_t now = round_.load();
     if (arrived_.fetch_add(1) + 1 == threads) {
       arrived_.store(0);
@@ -65,7 +65,7 @@ class Barrier {
     asleep_.fetch_add(1);
     while (round_.load() == now) sleep(now);
     asleep_.fetch_sub(1);
-    lost_.fetch_add(int64_t(1e9 * seconds_since(start)));
+    if (judged) lost_.fetch_add(int64_t(1e9 * seconds_since(start)));
   }
 
   // Seconds that all threads together waited until they slept, and slept.
@@ -136,10 +136,10 @@ class TeamSize {
 inline thread_local Barrier* barrier = nullptr;  // that of the team a thread is in
 inline thread_local TeamSize team_size;          // of the teams it starts
 
-// Wait for all threads of the team.
-inline void wait_for_team() {
+// Wait for all threads of the team; see Barrier.
+inline void wait_for_team(bool judged = true) {
   int threads = omp_get_num_threads();
-  if (threads > 1) barrier->wait(threads);
+  if (threads > 1) barrier->wait(threads, judged);
 }
 
 // Run `work` on a team of at most `threads`. None of them is late at the end of OpenMP's region.
