@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from peagle.backends.cpu import matrix
-from peagle.backends.cpu.library import digest, fingerprint
+from peagle.backends.cpu.library import digest, fingerprint, load
 from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
 from peagle.files import replacing, sha256
@@ -37,9 +37,9 @@ def keep_packed(
     if not target.quantize or not target.digests:
         return make(place)
     source = digest(repr((target.digests, target.quantize, target.dtype)).encode())
-    code = digest(repr((fingerprint(), getsource(matrix), getsource(int8))).encode())
+    code = fingerprint(), load().tiles, getsource(matrix), getsource(int8)
     folder = cache_dir() / "packed"
-    key = f"{source}-{code}"
+    key = f"{source}-{digest(repr(code).encode())}"
     for file in folder.glob(f"{key}-*.safetensors"):
         with suppress(OSError, SafetensorError):
             if file.stem.endswith(kept_digest(file)[:16]):
