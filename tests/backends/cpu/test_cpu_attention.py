@@ -73,3 +73,22 @@ def test_attention(shape: HeadShape, kind: str, dtype: torch.dtype) -> None:
         last = Batch.of([Span(span.blocks, span.start + len(span.ids) - 1, [0])])
         alone = CpuAttend(last, cache)(0, *(part[-1:] for part in parts), spec)
         assert torch.equal(alone[0], found[-1]), "a row by itself"
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", STEP)
+@pytest.mark.parametrize("shape", SIZES)
+def test_what_is_not_a_number_is_not_hidden(shape: HeadShape, dtype: torch.dtype) -> None:
+    """Rows that see it are no numbers, so that the engine can say so; all others are."""
+    torch.manual_seed(0)
+    span = Span([0, 1, 2], 0, [0] * 40)
+    for part, row in ((0, 17), (1, 33)):
+        parts = past_and_new(span, shape, dtype)
+        parts[part][row, 0, 3] = float("nan")
+        cache = KVCache(3, [shape], dtype, torch.device("cpu"))
+        out = CpuAttend(Batch.of([span]), cache)(0, *parts, SPECS["plain"])
+        seen = range(row, row + 1) if part == 0 else range(row, 40)
+        heads = 1 if part == 0 else 6 // shape.heads
+        assert out[seen.start : seen.stop, :heads].isnan().all()
+        assert out[: seen.start].isfinite().all() and out[seen.stop :].isfinite().all()
+        assert out[:, heads:].isfinite().all()

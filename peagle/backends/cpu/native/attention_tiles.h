@@ -23,7 +23,7 @@ class TiledTask {
       : kept(kept), spec(spec), span(span) {
     // From a multiple of 32, wherever the span begins: each key has its place in a tile.
     first = spec.window ? std::max<int64_t>(0, span.start + 1 - spec.window) / STEP * STEP : 0;
-    columns = (span.end() - first + STEP - 1) / STEP * STEP;
+    columns = steps(span.end() - first, STEP) * STEP;
     together = span.tails ? (span.shared() - first) / STEP * STEP : columns;
   }
 
@@ -99,7 +99,7 @@ class TiledTask {
     for (int64_t s = 0; s < steps; ++s) {
       Bits tile[LANES] = {};
       for (int64_t i = 0; i < these.count; ++i)
-        tile[i] = pairs(q + these.places[i] * width + s * STEP);
+        tile[i] = load_vector<Bits>(q + these.places[i] * width + s * STEP);
       transpose(tile);
       std::memcpy(turned + s * LANES, tile, sizeof(tile));
     }
@@ -149,7 +149,7 @@ class TiledTask {
 
   // e^x for x ≤ 0: `exponential`, sixteen at a time.
   static Vector powers(Vector x) {
-    x = x > -87.0f ? x : Vector{} - 87.0f;
+    x = x < -87.0f ? Vector{} - 87.0f : x;
     Vector whole = Vector(_mm512_floor_ps(__m512(x * 1.44269504f + 0.5f)));
     return Vector(_mm512_scalef_ps(__m512(mantissa(x, whole)), __m512(whole)));
   }

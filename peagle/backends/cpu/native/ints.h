@@ -81,8 +81,7 @@ struct Panels {
 // Add what 32 inputs give, by scale and zero of each output. `totals`: sums of these inputs.
 inline void scaled(const Vector* found, const uint8_t* from, const float* totals, int64_t steps,
                    int64_t rows, Vector* sums) {
-  Bits both;
-  std::memcpy(&both, from, sizeof(both));
+  Bits both = load_vector<Bits>(from);
   Vector scale = Vector(both << 16), zero = Vector(both & 0xffff0000u);
   for (int64_t row = 0; row < rows; ++row)
     sums[row] += scale * found[row] + zero * totals[row * steps];

@@ -20,13 +20,6 @@ inline bool may_use_tiles() {
   return may;
 }
 
-// Two bf16 in each lane.
-inline Bits pairs(const Bf16* from) {
-  Bits lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return lanes;
-}
-
 // Sixteen outputs of a row.
 inline void write(Vector sums, const Bf16* bias, Bf16* out) {
   if (bias)
@@ -98,7 +91,7 @@ inline const Bits* turned(const Bf16* x, int64_t rows, int64_t inputs) {
     for (int64_t k = 0; k < steps; ++k) {
       Bits tile[LANES] = {};
       for (int64_t j = 0; j < std::min<int64_t>(LANES, rows - block * LANES); ++j)
-        tile[j] = pairs(x + (block * LANES + j) * inputs + k * STEP);
+        tile[j] = load_vector<Bits>(x + (block * LANES + j) * inputs + k * STEP);
       transpose(tile);
       std::memcpy(tiles + (block * steps + k) * LANES, tile, sizeof(tile));
     }
