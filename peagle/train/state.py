@@ -94,7 +94,6 @@ def checksum(file: Path) -> str:
 
 def append_line(file: Path, record: dict[str, object]) -> None:
     """One JSON line, flushed to the disk."""
-    with file.open("a") as out:
+    with file.open("a", buffering=1) as out:  # flushed after the line
         out.write(json.dumps(record) + "\n")
-        out.flush()
         os.fsync(out.fileno())

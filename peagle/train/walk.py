@@ -48,9 +48,7 @@ def hold_out(data: Examples) -> tuple[list[int], list[int]]:
     chosen = {number * len(data) // count for number in range(count)}
     train = [number for number in range(len(data)) if number not in chosen]
     prompts = {number: tuple(prompt_of(data[number])) for number in sorted(chosen)}
-    held = set(prompts.values())
-    trained = (tuple(prompt_of(data[number])) for number in train)
-    seen = {prompt for prompt in trained if prompt in held}
+    seen = set(prompts.values()).intersection(tuple(prompt_of(data[number])) for number in train)
     return train, [number for number, prompt in prompts.items() if prompt not in seen]
 
 
