@@ -70,7 +70,8 @@ class Trainer:
         self.earlier_data = drafter.config.provenance.data  # counts of runs before this one
         self.progress = state.Progress(settings=self._settings())
         self.total_steps = self._total_steps()
-        self._stop = False
+        self._asked = False  # to stop, by a signal to this process
+        self._stop = False  # agreed by all processes
 
     def _wrap(self, device: torch.device) -> Any:
         """Drafter and loss as this run's processes train them: compiled, then sharded or copied."""
@@ -103,7 +104,7 @@ class Trainer:
         before = {n: signal.signal(n, self._ask_to_stop) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             with fast_products(self.target.device):
-                while not self.finished and not self._stop:
+                while not (self.finished or self._stop or (self._asked and self.world == 1)):
                     started = time.perf_counter()
                     work = self._sample()
                     chains = self._reduce_counts(work)
@@ -137,9 +138,9 @@ class Trainer:
 
     def _reduce_counts(self, work: list[TrainingSequence]) -> float:
         """The step's chains over all processes. Counts its answer tokens; a signal to one process
-        stops all."""
+        stops all after the same step."""
         here = [sum(item.chains for item in work), sum(item.answer_tokens for item in work)]
-        counts = self._sum([*here, float(self._stop)])
+        counts = self._sum([*here, float(self._asked)])
         self.progress.answer_tokens += int(counts[1])
         self._stop = bool(counts[2])
         return float(counts[0])
@@ -260,7 +261,7 @@ class Trainer:
         return max(1, round(self.config.max_train_tokens / tokens * self.batches.steps(1)))
 
     def _ask_to_stop(self, *_: object) -> None:
-        self._stop = True
+        self._asked = True
 
 
 def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -> None:

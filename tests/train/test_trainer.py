@@ -130,6 +130,31 @@ def test_a_signal_leaves_checkpoint_and_head(
     assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
 
 
+def test_a_signal_waits_until_all_processes_know(make: Make) -> None:
+    """After a step's counts the others are about to begin the next step, which needs this one."""
+    trainer = make(batch=2)
+    trainer.world = 2  # the other one has nothing to add
+    trainer.run(stop_at(3))
+    assert trainer.progress.step == 4
+
+
+def test_a_signal_while_processes_count_is_not_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make()
+    add_up, sums = trainer._sum, list[Tensor]()
+
+    def interrupted(numbers: list[float]) -> Tensor:
+        sums.append(add_up(numbers))
+        if len(sums) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return sums[-1]
+
+    monkeypatch.setattr(trainer, "_sum", interrupted)
+    trainer.run()
+    assert trainer.progress.step == 1
+
+
 def test_a_run_that_starts_over_keeps_no_lines_of_the_last(tmp_path: Path, make: Make) -> None:
     """As one that was killed before its first checkpoint, and so has nothing to resume."""
 
