@@ -89,7 +89,11 @@ class Trainer:
 
     def _settings(self) -> dict[str, object]:
         """Settings that a run is continued with."""
-        fixed = {name: getattr(self.config, name) for name in RESUME_FIXED}
+        head = self.drafter.config
+        made_for = f"{head.provenance.config_hash} {head.provenance.weights_hash}"
+        fixed = {"target": made_for, "feature_layers": list(head.feature_layers)}
+        fixed |= {name: getattr(head, name) for name in ("method", "depths", "norm_output")}
+        fixed |= {name: getattr(self.config, name) for name in RESUME_FIXED}
         data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
         return fixed | data | {"correction": "frozen" if self.only_correction else None}
 
