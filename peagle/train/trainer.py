@@ -220,7 +220,7 @@ class Trainer:
         shares = [round(share, 4) for share in stats.accepted_per_position]
         length = round(stats.acceptance_length, 4)
         found: dict[str, Any] = {"acceptance_length": length, "accepted_per_position": shares}
-        with_provenance(self.drafter, acceptance={"held out": {"k": len(shares), **found}})
+        progress.acceptance = {"held out": {"k": len(shares), **found}}
         progress.stale += 1
         if stats.acceptance_length > progress.best_acceptance:
             progress.best_acceptance = stats.acceptance_length
@@ -241,7 +241,8 @@ class Trainer:
         if self.only_correction:
             done = {f"correction_{name}": count for name, count in done.items()}
         total = {name: count + self.earlier_data.get(name, 0) for name, count in done.items()}
-        with_provenance(self.drafter, data=self.earlier_data | total)
+        acceptance = self.progress.acceptance or self.drafter.config.provenance.acceptance
+        with_provenance(self.drafter, data=self.earlier_data | total, acceptance=acceptance)
         drafter = self.averaged(torch.bfloat16)
         if self.accelerator.is_main_process:
             save_drafter(drafter, self.config.output / name)

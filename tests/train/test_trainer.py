@@ -338,6 +338,16 @@ def test_the_best_head_by_acceptance_is_kept(tmp_path: Path, make: Make, target:
     assert len(measured["accepted_per_position"]) == measured["k"] == SIZES["depths"]
 
 
+def test_a_finished_run_that_is_resumed_keeps_its_measured_acceptance(
+    tmp_path: Path, make: Make
+) -> None:
+    make(measured=2, steps=2).run()
+    before = (tmp_path / "head" / "config.json").read_text()
+    assert '"held out"' in before
+    resumed(make(measured=2, steps=2)).run()
+    assert (tmp_path / "head" / "config.json").read_text() == before
+
+
 def test_training_ends_when_acceptance_does_not_rise(make: Make) -> None:
     stubborn = partial(make, measured=1, lr=1e-9, eval_every=2, patience=2)
     trainer = stubborn()
