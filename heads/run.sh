@@ -106,6 +106,14 @@ first_tenth() { # file: its lines
   zcat -f "$1" | sed -n "1,$((lines / 10))p"
 }
 
+captured_parts() { # in the order of PARTS, as `work` has them
+  local part found=""
+  for part in "${PARTS[@]%:*}"; do
+    if [ -d "$folder/captured/$part" ]; then found+=${found:+,}captured/$part; fi
+  done
+  echo "$found"
+}
+
 train() { # method, captured folders, tokens to have seen
   [ "$(seen "$1")" -lt "$3" ] || return 0
   peagle_train "$folder/$1" "$1" "$2" --max-train-tokens $((GOAL - $(begun "$1"))) &
@@ -166,7 +174,7 @@ branch() { # name, tokens
   if alive && ! paused; then fail "$folder: runs: pause or stop it first"; fi
   local out=$folder/branches/$1 method captured job
   [ ! -d "$out" ] || fail "$out: is there already: name another branch"
-  captured=$(cd "$folder" && echo captured/* | tr ' ' ,)
+  captured=$(captured_parts)
   find_peagle
   export PYTHONPATH=$folder/tree
   cd "$folder"

@@ -177,8 +177,7 @@ def _blocks(
         keys = torch.cat([torch.arange(start, stop, device=order.device), near])
         seen = sees(elements, owner, window, step.start + rows[:, None], keys)
         shared = int(seen.all(0).cumprod(0).sum())
-        mask = torch.zeros(seen[:, shared:].shape, device=order.device)
-        mask.masked_fill_(~seen[:, shared:], float("-inf"))
+        mask = torch.where(seen[:, shared:], 0.0, float("-inf"))
         yield Block(rows, (start, stop), near, shared, mask)
 
 

@@ -2,6 +2,7 @@
 and any number of processes see the same ones."""
 
 from array import array
+from bisect import bisect_right
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -75,7 +76,7 @@ class Batches:
         while self._starts[-1] <= number:
             sequences = len(self._epoch(len(self._starts) - 1).bounds) - 1
             self._starts.append(self._starts[-1] + sequences)
-        return next(i for i, start in enumerate(self._starts) if start > number) - 1
+        return bisect_right(self._starts, number) - 1
 
     def _plan(self, epoch: int) -> Epoch:
         """Pack the documents in a random order."""

@@ -76,9 +76,8 @@ class DocumentsAttend:
     fill a document's tiles, which come after it; rows after the last document are not attended."""
 
     def __init__(self, sequence: PackedDocuments) -> None:
-        _, number, counts = sequence.documents.unique_consecutive(
-            return_inverse=True, return_counts=True
-        )
+        documents = sequence.documents
+        _, number, counts = documents.unique_consecutive(return_inverse=True, return_counts=True)
         self.lengths = counts.tolist()
         # Where each row is in a table of documents, all as long as the longest.
         self.cells = number * max(self.lengths) + sequence.positions
@@ -133,13 +132,8 @@ def run_drafter(
     """Normed hidden states (E, D) of all elements."""
     features = features.to(drafter.norm.weight.dtype)
     window = drafter.config.transformer.sliding_window
-    inputs = TrainingPass(
-        sequence.ids,
-        sequence.positions,
-        features,
-        elements,
-        partial(_attend, elements, sequence.documents, window),
-    )
+    attend = partial(_attend, elements, sequence.documents, window)
+    inputs = TrainingPass(sequence.ids, sequence.positions, features, elements, attend)
     return method_of(drafter.config).train_forward(drafter, inputs)
 
 

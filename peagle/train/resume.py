@@ -102,14 +102,16 @@ def read_checkpoint(folder: Path) -> Saved:
 
 def check_settings(began: dict[str, object], now: dict[str, object], data: Examples) -> None:
     """Raises InputError for the first setting that is not as it was when the run began. Documents
-    may have been added after those that it began with."""
+    may have been added after those that it began with, unless some of all are held out: then others
+    would be."""
     count = began.get("documents")
     if isinstance(count, int):
         now = now | {"documents": count, "data": fingerprint(islice(data, count))[:16]}
     for name, before in began.items():
         if now.get(name) != before:
             why = f"was {before!r:.40} when the run began"
-            fix = "resume as it began, or train into another folder"
+            added = " (documents may be added with `held_out` only)" if name == "data" else ""
+            fix = f"resume as it began{added}, or train into another folder"
             raise InputError(why, field=name, value=now.get(name), fix=fix)
 
 

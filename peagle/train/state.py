@@ -39,6 +39,7 @@ class Progress:
     seconds: float = 0.0
     best_acceptance: float = 0.0  # acceptance length of `best/`, 0 before the first measurement
     stale: int = 0  # measurements since the best one
+    acceptance: dict[str, object] = field(default_factory=dict)  # as last measured, see Provenance
     settings: dict[str, object] = field(default_factory=dict)  # that a resumed run must have, too
 
 
@@ -94,7 +95,6 @@ def checksum(file: Path) -> str:
 
 def append_line(file: Path, record: dict[str, object]) -> None:
     """One JSON line, flushed to the disk."""
-    with file.open("a") as out:
+    with file.open("a", buffering=1) as out:  # flushed after the line
         out.write(json.dumps(record) + "\n")
-        out.flush()
         os.fsync(out.fileno())

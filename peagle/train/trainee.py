@@ -37,6 +37,9 @@ class StepResult(NamedTuple):
 class Trainee(nn.Module):
     """Drafter and loss in one forward: the module that data parallelism wraps."""
 
+    # DDP would send it to all processes at every step, though each has the target's.
+    _ddp_params_and_buffers_to_ignore = ("drafter.shared_embedding",)
+
     def __init__(
         self, drafter: Drafter, target: "Target", decay: float = 1.0, *, bf16: bool = True
     ) -> None:

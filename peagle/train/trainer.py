@@ -70,7 +70,8 @@ class Trainer:
         self.earlier_data = drafter.config.provenance.data  # counts of runs before this one
         self.progress = state.Progress(settings=self._settings())
         self.total_steps = self._total_steps()
-        self._stop = False
+        self._asked = False  # to stop, by a signal to this process
+        self._stop = False  # agreed by all processes
 
     def _wrap(self, device: torch.device) -> Any:
         """Drafter and loss as this run's processes train them: compiled, then sharded or copied."""
@@ -88,7 +89,11 @@ class Trainer:
 
     def _settings(self) -> dict[str, object]:
         """Settings that a run is continued with."""
-        fixed = {name: getattr(self.config, name) for name in RESUME_FIXED}
+        head = self.drafter.config
+        made_for = f"{head.provenance.config_hash} {head.provenance.weights_hash}"
+        fixed = {"target": made_for, "feature_layers": list(head.feature_layers)}
+        fixed |= {name: getattr(head, name) for name in ("method", "depths", "norm_output")}
+        fixed |= {name: getattr(self.config, name) for name in RESUME_FIXED}
         data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
         return fixed | data | {"correction": "frozen" if self.only_correction else None}
 
@@ -103,7 +108,7 @@ class Trainer:
         before = {n: signal.signal(n, self._ask_to_stop) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             with fast_products(self.target.device):
-                while not self.finished and not self._stop:
+                while not (self.finished or self._stop or (self._asked and self.world == 1)):
                     started = time.perf_counter()
                     work = self._sample()
                     chains = self._reduce_counts(work)
@@ -137,9 +142,9 @@ class Trainer:
 
     def _reduce_counts(self, work: list[TrainingSequence]) -> float:
         """The step's chains over all processes. Counts its answer tokens; a signal to one process
-        stops all."""
+        stops all after the same step."""
         here = [sum(item.chains for item in work), sum(item.answer_tokens for item in work)]
-        counts = self._sum([*here, float(self._stop)])
+        counts = self._sum([*here, float(self._asked)])
         self.progress.answer_tokens += int(counts[1])
         self._stop = bool(counts[2])
         return float(counts[0])
@@ -215,7 +220,7 @@ class Trainer:
         shares = [round(share, 4) for share in stats.accepted_per_position]
         length = round(stats.acceptance_length, 4)
         found: dict[str, Any] = {"acceptance_length": length, "accepted_per_position": shares}
-        with_provenance(self.drafter, acceptance={"held out": {"k": len(shares), **found}})
+        progress.acceptance = {"held out": {"k": len(shares), **found}}
         progress.stale += 1
         if stats.acceptance_length > progress.best_acceptance:
             progress.best_acceptance = stats.acceptance_length
@@ -236,7 +241,8 @@ class Trainer:
         if self.only_correction:
             done = {f"correction_{name}": count for name, count in done.items()}
         total = {name: count + self.earlier_data.get(name, 0) for name, count in done.items()}
-        with_provenance(self.drafter, data=self.earlier_data | total)
+        acceptance = self.progress.acceptance or self.drafter.config.provenance.acceptance
+        with_provenance(self.drafter, data=self.earlier_data | total, acceptance=acceptance)
         drafter = self.averaged(torch.bfloat16)
         if self.accelerator.is_main_process:
             save_drafter(drafter, self.config.output / name)
@@ -260,7 +266,7 @@ class Trainer:
         return max(1, round(self.config.max_train_tokens / tokens * self.batches.steps(1)))
 
     def _ask_to_stop(self, *_: object) -> None:
-        self._stop = True
+        self._asked = True
 
 
 def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -> None:

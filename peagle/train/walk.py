@@ -48,9 +48,7 @@ def hold_out(data: Examples) -> tuple[list[int], list[int]]:
     chosen = {number * len(data) // count for number in range(count)}
     train = [number for number in range(len(data)) if number not in chosen]
     prompts = {number: tuple(prompt_of(data[number])) for number in sorted(chosen)}
-    held = set(prompts.values())
-    trained = (tuple(prompt_of(data[number])) for number in train)
-    seen = {prompt for prompt in trained if prompt in held}
+    seen = set(prompts.values()).intersection(tuple(prompt_of(data[number])) for number in train)
     return train, [number for number, prompt in prompts.items() if prompt not in seen]
 
 
@@ -70,7 +68,8 @@ class Walk:
         self.target = target
         self.documents = documents
         self.states = states
-        self._features = dict[tuple[int, tuple[int, ...]], Tensor]()  # by document and layers
+        # By document and layers; on the CPU, since together they may take gigabytes.
+        self._features = dict[tuple[int, tuple[int, ...]], Tensor]()
 
     def rounds(self, drafter: Drafter, k: int) -> list[list[Round]]:
         """The rounds of each document with chains of k."""
@@ -105,13 +104,12 @@ class Walk:
         return [0, *right.cumprod(0).sum(0).tolist()]
 
     def _target_features(self, number: int, layers: tuple[int, ...]) -> Tensor:
+        if self.states is not None:
+            return self.states([number], self.target).features
         if (number, layers) not in self._features:
-            if self.states is None:
-                output = run_document(self.target, self.documents[number].ids, layers)
-            else:
-                output = self.states([number], self.target)
-            self._features[number, layers] = output.features
-        return self._features[number, layers]
+            output = run_document(self.target, self.documents[number].ids, layers)
+            self._features[number, layers] = output.features.cpu()
+        return self._features[number, layers].to(self.target.device)
 
 
 def _elements(example: Example, k: int, device: torch.device) -> Elements:

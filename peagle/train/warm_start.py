@@ -34,7 +34,8 @@ def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) ->
         raise InputError(why, field="draft_vocab", value=size)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in answers:
-        counts += torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=vocab_size)
+        tokens = torch.tensor(ids, dtype=torch.int64)
+        counts.index_add_(0, tokens, torch.ones_like(tokens))
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 

@@ -64,6 +64,15 @@ def test_resume_needs_a_checkpoint(training: Words, tmp_path: Path, refused) -> 
     invoke(*command, "--steps", 4, "--resume", "--lr", "1e-3")
 
 
+def test_a_run_is_not_continued_for_another_target(
+    training: Words, other_target: Path, answers: Path, tmp_path: Path, refused
+) -> None:
+    invoke(*training, "--output", tmp_path, *SMALL, "--steps", 1)
+    other = ("train", other_target, "--data", answers, "--output", tmp_path, *SMALL)
+    line = refused(*other, "--steps", 2, "--resume", field="target")
+    assert "when the run began" in line
+
+
 def test_shard_says_what_it_needs(
     training: Words, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,8 @@ def test_a_run_goes_on_with_more_documents_and_with_no_others(
 
     invoke(*command(parts[0], steps=3))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "--data" in refused(*command(parts[1], steps=5), "--resume")
+    line = refused(*command(parts[1], steps=5), "--resume")
+    assert "--data" in line and "documents may be added with --held-out only" in line
     again = (*command(parts[0], steps=5), "--resume")
     assert "--decay 0.7: was 0.5 when" in refused(*again, "--decay", "0.7")
     assert "give the settings that the run was started with" in refused(*again, "--fc-norm")

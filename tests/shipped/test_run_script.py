@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,18 @@ def test_a_branch_is_a_copy_whose_rate_falls(folder: Path) -> None:
     share = float(call.split("--cooldown ")[1].split()[0])
     assert share == pytest.approx(100_000 / (started + 100_000), rel=1e-3)
     assert "is there already" in run(folder, "branch", "one", "100000").stderr
+
+
+def test_a_branch_reads_documents_in_the_order_of_its_run(folder: Path) -> None:
+    for part in ("asked", "mixed", "sampled"):
+        (folder / "captured" / part).mkdir(parents=True)
+    for method in ("p-eagle", "eagle3"):
+        (folder / method / "checkpoints").mkdir(parents=True)
+        (folder / method / "metrics.jsonl").write_text('{"answer_tokens": 1000}\n')
+    assert run(folder, "branch", "one", "10000").returncode == 0
+    calls = (folder / "calls").read_text().splitlines()
+    read = [[b for a, b in pairwise(call.split()) if a == "--data"] for call in calls]
+    assert read == [["captured/mixed", "captured/asked", "captured/sampled"]] * 2
 
 
 def test_data_that_changed_are_named(folder: Path) -> None:

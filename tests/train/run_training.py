@@ -29,6 +29,7 @@ def main() -> None:
     if settings.pop("uneven", False):  # gradients do not depend on the number of passes
         settings["segments"] += int(os.environ["RANK"])
     kill = settings.pop("kill", None)
+    stop = settings.pop("stop", None)
     if "nodes" in settings:  # where one machine plays several
         os.environ["GROUP_WORLD_SIZE"] = str(settings.pop("nodes"))
     target = make_target()
@@ -45,6 +46,8 @@ def main() -> None:
     def on_step(metrics: dict[str, Any]) -> None:
         if metrics["step"] == kill and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
+        if metrics["step"] == stop and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGINT)
 
     trainer.run(on_step)
     (folder / "done").touch()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import assert_near, metrics, run, state, torchrun
+from processes import assert_near, metrics, run, start, state, torchrun
 
 
 @pytest.mark.slow
@@ -20,3 +20,16 @@ def test_two_equal_one(tmp_path: Path, method: str, launch: Callable[..., object
         assert b["loss"] == pytest.approx(a["loss"], abs=2e-3)
         assert (a["answer_tokens"], a["accuracy"]) == (b["answer_tokens"], b["accuracy"])
     assert_near(state(tmp_path / "1"), state(tmp_path / "2"))
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both(tmp_path: Path) -> None:
+    """After the same step, or one would wait for the other."""
+    started = start(tmp_path, 2, steps=50, batch=2, stop=3)
+    for process in started:
+        process.join(120)
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()  # one that waits would do so for ever
+    assert codes == [0, 0]
+    assert [m["step"] for m in metrics(tmp_path)] == [1, 2, 3, 4]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor, nn
 
@@ -227,3 +228,15 @@ def test_processors_that_multiply_bf16() -> None:
     flags = Path("/proc/cpuinfo")
     if flags.is_file() and "avx512_bf16" in flags.read_text().split():
         assert multiplies_bf16(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_targets_embedding_is_not_sent_between_processes(target: Target, method: str) -> None:
+    drafter = make_drafter(target, method)
+    assert "drafter.shared_embedding" in dict(Trainee(drafter, target).named_buffers())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        copied = nn.parallel.DistributedDataParallel(Trainee(drafter, target))
+    finally:
+        dist.destroy_process_group()
+    assert set(copied.named_module_buffers) == {"drafter.d2t", "drafter.rotary.inv_freq"}

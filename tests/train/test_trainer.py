@@ -11,7 +11,7 @@ import pytest
 import torch
 from json_files import read_lines
 from refusals import refused
-from tiny import METHODS
+from tiny import METHODS, make_target
 from torch import Tensor
 
 from peagle.data.example import Example
@@ -25,7 +25,7 @@ from peagle.train.trainer import Trainer
 from peagle.train.walk import Walk, acceptance
 from peagle.train.warm_start import new_drafter
 
-SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100}
+SIZES: dict[str, Any] = {"layers": 2, "depths": 4, "draft_vocab": 100, "feature_layers": (1, 2, 3)}
 Make = Callable[..., Trainer]
 
 
@@ -38,14 +38,16 @@ def make(tmp_path: Path, target: Target, data: list[Example]) -> Make:
         measured: int = 0,
         run: str = "",
         documents: list[Example] = data,
+        made_for: Target = target,
+        head: dict[str, Any] | None = None,
         **settings: Any,
     ) -> Trainer:
         torch.manual_seed(0)
         config = TrainConfig(tmp_path / run, **({"steps": 12} | settings))
-        spec = HeadSpec(method, feature_layers=(1, 2, 3), **SIZES)
-        drafter = new_drafter(target, [e.ids for e in documents], spec)
-        measure = partial(acceptance, Walk(target, documents[:measured])) if measured else None
-        return Trainer(config, target, drafter, documents, measure)
+        spec = HeadSpec(method, **(SIZES | (head or {})))
+        drafter = new_drafter(made_for, [e.ids for e in documents], spec)
+        measure = partial(acceptance, Walk(made_for, documents[:measured])) if measured else None
+        return Trainer(config, made_for, drafter, documents, measure)
 
     return trainer
 
@@ -130,6 +132,31 @@ def test_a_signal_leaves_checkpoint_and_head(
     assert again.progress.answer_tokens == trainer.progress.answer_tokens > 0
 
 
+def test_a_signal_waits_until_all_processes_know(make: Make) -> None:
+    """After a step's counts the others are about to begin the next step, which needs this one."""
+    trainer = make(batch=2)
+    trainer.world = 2  # the other one has nothing to add
+    trainer.run(stop_at(3))
+    assert trainer.progress.step == 4
+
+
+def test_a_signal_while_processes_count_is_not_lost(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make()
+    add_up, sums = trainer._sum, list[Tensor]()
+
+    def interrupted(numbers: list[float]) -> Tensor:
+        sums.append(add_up(numbers))
+        if len(sums) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return sums[-1]
+
+    monkeypatch.setattr(trainer, "_sum", interrupted)
+    trainer.run()
+    assert trainer.progress.step == 1
+
+
 def test_a_run_that_starts_over_keeps_no_lines_of_the_last(tmp_path: Path, make: Make) -> None:
     """As one that was killed before its first checkpoint, and so has nothing to resume."""
 
@@ -167,6 +194,33 @@ def test_a_run_is_not_continued_with_other_settings_or_data(
         resume(trainer)
     assert files(tmp_path) == before
     resume(make(lr=1e-5, keep=9, save_every=3))
+
+
+OTHER_HEADS = {"feature_layers": (0, 1, 2), "depths": 3, "norm_output": False}
+
+
+def test_a_run_is_not_continued_for_another_target_or_head(tmp_path: Path, make: Make) -> None:
+    """Of the same shapes: tensors do not show it."""
+    make("eagle3").run(stop_at(2))
+    before = files(tmp_path)
+    for name, value in OTHER_HEADS.items():
+        with refused(name):
+            resume(make("eagle3", head={name: value}))
+    with refused("method"):
+        resume(make("p-eagle"))
+    with refused("target"):
+        resume(make("eagle3", made_for=make_target(seed=7)))
+    assert files(tmp_path) == before
+
+
+def test_a_checkpoint_that_does_not_name_its_target_and_head_resumes(make: Make) -> None:
+    """As checkpoints did before."""
+    first = make("eagle3")
+    for name in ("target", "method", *OTHER_HEADS):
+        del first.progress.settings[name]
+    first.run(stop_at(2))
+    second = resumed(make("eagle3"))
+    assert second.progress.step == 2 and second.progress.settings["depths"] == 4
 
 
 def test_documents_may_be_added(make: Make, data: list[Example]) -> None:
@@ -282,6 +336,16 @@ def test_the_best_head_by_acceptance_is_kept(tmp_path: Path, make: Make, target:
     measured = best.acceptance["held out"]
     assert measured["acceptance_length"] == top["acceptance_length"]
     assert len(measured["accepted_per_position"]) == measured["k"] == SIZES["depths"]
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_measured_acceptance(
+    tmp_path: Path, make: Make
+) -> None:
+    make(measured=2, steps=2).run()
+    before = (tmp_path / "head" / "config.json").read_text()
+    assert '"held out"' in before
+    resumed(make(measured=2, steps=2)).run()
+    assert (tmp_path / "head" / "config.json").read_text() == before
 
 
 def test_training_ends_when_acceptance_does_not_rise(make: Make) -> None:

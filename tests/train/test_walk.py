@@ -112,19 +112,40 @@ def test_each_answer_of_a_conversation_is_walked_alone(target: Target) -> None:
 
 
 def test_states_made_before_are_used(target: Target, documents: list[Example]) -> None:
-    asked = list[list[int]]()
+    """Asked for at each measurement: where they were captured nothing is kept in memory."""
     plain, head = Walk(target, documents), make_drafter(target, "p-eagle")
     expected = plain.rounds(head, 7)
-    layers = head.config.feature_layers
     kept = {number: features for (number, _), features in plain._features.items()}
 
     def states(numbers: list[int], _: Target):  # type: ignore[no-untyped-def]
-        asked.append(numbers)
         return type("Output", (), {"features": kept[numbers[0]]})
 
     walk = Walk(target, documents, states)
     assert walk.rounds(head, 7) == expected == walk.rounds(head, 7)
-    assert asked == [[number] for number in range(len(documents))], f"once each, of {layers}"
+    assert not walk._features
+
+
+class OnDevice:
+    """Features that lie on another device."""
+
+    def cpu(self) -> torch.Tensor:
+        return torch.ones(3)
+
+
+def test_features_wait_on_the_cpu(
+    target: Target, documents: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = list[OnDevice]()
+
+    def run_document(*_: object):  # type: ignore[no-untyped-def]
+        made.append(OnDevice())
+        return type("Output", (), {"features": made[-1]})
+
+    monkeypatch.setattr("peagle.train.walk.run_document", run_document)
+    walk = Walk(target, documents)
+    for _ in range(2):
+        assert torch.equal(walk._target_features(0, (1, 2, 3)), torch.ones(3))
+    assert len(made) == 1, "the target runs over a document once"
 
 
 def test_acceptance_is_of_chains_as_long_as_the_head_was_trained_for(
