@@ -38,6 +38,7 @@ from common import (
 from peagle.bench.summary import DRAWS, acceptance_row
 from peagle.data.chat import prompt_ids
 from peagle.data.dataset import read_prompts
+from peagle.data.records import read_records
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -79,8 +80,7 @@ def datasets(args: argparse.Namespace) -> dict[str, Conversations]:
 def by_kind(file: Path) -> dict[str, Conversations]:
     """User turns of MT-Bench's records, by their category."""
     found = defaultdict[str, Conversations](list)
-    for line in file.read_text().splitlines():
-        record = json.loads(line)
+    for record in read_records(file):
         found[f"MT-Bench, {record['category']}"].append(record["turns"])
     return found
 

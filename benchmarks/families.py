@@ -184,7 +184,7 @@ def family(name: str, folder: Path, vllm: str | None = None) -> dict[str, Any]:
     same = sum(a.token_ids == b.token_ids for a, b in zip(alone, drafted, strict=True))
     row = {
         "family": name,
-        "architecture": llm.target.config.architectures[0],
+        "architecture": json.loads((target / "config.json").read_text())["architectures"][0],
         "train": trained,
         "export": exported,
         "generate": {"prompts": len(prompts), "same": same,

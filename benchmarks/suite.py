@@ -58,7 +58,7 @@ ENGINES = Sizes(
     "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
 )
 OTHER_TARGETS = ("qwen", "gemma")  # Qwen2.5-Coder-0.5B and Gemma 3 270M
-SPEEDS = ("bench", "bench-vllm", "engines", "engines_qwen", "engines_gemma", "trees")
+SPEEDS = ("bench", "engines", "engines_qwen", "engines_gemma", "trees")
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
     "engines": ENGINES,
@@ -76,7 +76,6 @@ def steps(args: argparse.Namespace) -> list[Step]:
     no_mt_bench = None if mt_bench else "MT-Bench is not given: name it with --mt-bench"
     no_vllm = None if vllm else "no interpreter has vLLM: name it with --vllm-python"
     device = ["--device", args.device]
-    in_vllm = ROWS._replace(short=None)
     given = {
         "acceptance": mt_bench,
         "engines": [] if args.short else vllm,  # which takes minutes to start
@@ -93,7 +92,6 @@ def steps(args: argparse.Namespace) -> list[Step]:
 
     found = [
         step("bench", [*GRID, *device], ROWS),
-        step("bench-vllm", [*GRID, "--engine", "vllm", *vllm], in_vllm, no_vllm),
         step("acceptance_trees", [*ACCEPTANCE, *mt_bench], Sizes("--trees", None)),
         step("acceptance_kinds", [*ACCEPTANCE, *mt_bench], KINDS, no_mt_bench),
         step("acceptance_context", ACCEPTANCE, CONTEXT),

@@ -281,7 +281,6 @@ SHIPPED: Sections = {
 }
 BENCHMARKS: Sections = {
     "bench": ("HumanEval prompts at several loads, this engine", grid),
-    "bench-vllm": ("The same, vLLM's servers with the same heads", grid),
     "trees": ("Trees, lookup and chains on whole data sets and under load", trees),
     "bench-gpt-oss-20b": ("GPT-OSS-20B's shape, random weights, given acceptance", grid),
     "engines": ("Engines side by side", engines),

@@ -292,7 +292,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     drafters = {m: llm.load_head(folder) for m, folder in folders.items()}
     drafters |= dict.fromkeys(HEADLESS)
     known = json.loads(args.output.read_text()) if args.resume and args.output.is_file() else {}
-    rows = known.get("parts", {})
+    same = all(known.get(name) == about[name] for name in about)
+    rows = known["parts"] if same else {}
     report = dict[str, Any]()
     for part in parts(args):
         make_rows = load_rows if part.name.startswith("load") else dataset_rows

@@ -39,7 +39,7 @@ def test_options_reach_their_steps(steps) -> None:
     found = steps(mt_bench="a set.jsonl", vllm_python="python", device="cuda")
     for name in ("acceptance", "trees"):
         assert found[name].command[-2:] == ["--mt-bench", "a set.jsonl"]
-    for name in ("bench-vllm", "engines", "families", "vllm_correction"):
+    for name in ("engines", "families", "vllm_correction"):
         assert "--vllm-python" in found[name].command
     for name in ("bench", "training_speed", "bench-gpt-oss-20b"):
         assert "cuda" in found[name].command
@@ -57,12 +57,11 @@ def test_speeds_without_avx512_are_kept_apart(benchmark_script, monkeypatch) -> 
 def test_what_is_left_out_says_why(steps) -> None:
     assert "name it with --qwen" in steps()["engines_qwen"].missing
     assert steps(qwen="a.gguf")["engines_qwen"].command[-8:-6] == ["--target", "a.gguf"]
-    for name in ("bench-vllm", "vllm_correction"):
-        assert "name it with --vllm-python" in steps()[name].missing
-        assert steps(vllm_python="python")[name].missing is None
+    assert "name it with --vllm-python" in steps()["vllm_correction"].missing
+    assert steps(vllm_python="python")["vllm_correction"].missing is None
     short = steps(short=True, vllm_python="python")
     assert {name for name, step in short.items() if step.missing} == {
-        "acceptance_context", "acceptance_kinds", "acceptance_trees", "bench-vllm",
+        "acceptance_context", "acceptance_kinds", "acceptance_trees",
         "engines_gemma", "engines_qwen", "lossless", "training_speed", "vllm_correction",
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import make_target, random_prompts
+from tiny import make_target, random_prompts, save_target
 
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -30,6 +30,18 @@ def decoded(target: Target) -> tuple[list[list[int]], list[list[int]]]:
     prompts = random_prompts(2)
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     return prompts, [c.token_ids for c in LLM(target, lookup=False).generate(prompts, params)]
+
+
+def test_a_target_that_native_code_runs_is_judged_by_its_model(
+    benchmark_script, target: Target, tmp_path: Path
+) -> None:
+    llm = LLM(str(save_target(target, tmp_path / "target")), dtype="float32", lookup=False)
+    assert not llm.target.runs
+    prompts, outputs = decoded(target)
+    outputs[0][POSITION] ^= 1
+    params = [SamplingParams(max_tokens=8, ignore_eos=True)] * len(prompts)
+    row = benchmark_script("lossless").compare(llm, prompts, outputs, params)
+    assert [found["position"] for found in row["differences"]] == [POSITION]
 
 
 def test_equal_outputs_have_no_differences(differences, target):
