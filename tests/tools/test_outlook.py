@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from peagle.cli.main import app
 from peagle.engine.llm import LLM
-from peagle.tools.outlook import outlook
+from peagle.tools.outlook import TRAINED_A_SECOND, outlook
 
 
 @pytest.fixture
@@ -36,6 +36,12 @@ def test_estimated_at_first_and_measured_by_a_run(folder: Path) -> None:
     curve = llm.shared.verify_curve(40)
     now = outlook(str(folder), "cpu")["tokens a second"]
     assert now == f"{1 / curve(1):.1f} without drafts, measured by an earlier run"
+
+
+def test_the_hours_are_of_the_measured_rate() -> None:
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "training_speed.json"
+    rows = {row["row"]: row for row in json.loads(file.read_text())["rows"]}
+    assert rows["p-eagle"]["answer_tokens_per_second"] == TRAINED_A_SECOND
 
 
 def test_the_command(folder: Path) -> None:
