@@ -182,6 +182,21 @@ def test_the_readmes_speed_ups_were_measured() -> None:
             speeds = {row["way"]: row["output_tps"] for row in parts[part]}
             cells.append(f"{speeds[way] / speeds['alone']:.1f} ×")
         assert f"| {name} | {' | '.join(cells)} |" in text
+    rows = json.loads((ROOT / "benchmarks" / "results" / "engines.json").read_text())["rows"]
+    ours, theirs = (
+        {
+            (row["method"], row["k"]): row["ratio"]  # to ours alone
+            for row in rows
+            if (row["engine"], row["weights"], row["concurrency"]) == (engine, "bf16", 1)
+        }
+        for engine in ("peagle", "vllm")
+    )
+    alone, chain, default = ("none", 0), ("p-eagle", 5), ("p-eagle", "adaptive")
+    said = re.search(r"runs ([\d.]+) × .*it is ([\d.]+) ×, .*drafts ([\d.]+) ×", text)
+    assert said is not None
+    pairs = ((alone, alone), (chain, chain), (default, chain))
+    for found, (mine, other) in zip(said.groups(), pairs, strict=True):
+        assert abs(float(found) - ours[mine] / theirs[other]) < 0.055
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -49,7 +49,7 @@ class TextStream:
         return rest
 
     def _first_stop(self) -> int | None:
-        """Where a stop string begins in the held text; None without one."""
+        """The place in the held text where a stop string begins; None without one."""
         return min((at for stop in self._stop if (at := self._held.find(stop)) >= 0), default=None)
 
     def _take(self, decoded: str) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracle import Oracle
 from tiny import METHODS, make_drafter, make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -59,7 +60,7 @@ def test_tokens_are_those_of_each_request_alone(dtype: torch.dtype, method: str)
     lengths = [30, 3, 17, 5]
     prompts = [torch.randint(5, 512, (n,), generator=generator).tolist() for n in lengths]
     params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (12, 20, 5, 16)]
-    exact = LLM(target, deterministic=True, max_batch=1)
+    exact = LLM(target, deterministic=True, max_batch=1, lookup=False)
     alone = [exact.generate([p], own)[0].token_ids for p, own in zip(prompts, params, strict=True)]
     assert len({tuple(ids) for ids in alone}) == len(alone)
     for k, batch, times in ((None, 4, 1), (11, 3, 2)):
@@ -67,3 +68,21 @@ def test_tokens_are_those_of_each_request_alone(dtype: torch.dtype, method: str)
         for _ in range(times):  # the second time prompts are found in the cache
             found = [done.token_ids for done in llm.generate(prompts, params)]
             assert found == alone, (k, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_accepted_drafts_change_no_token(dtype: torch.dtype, batch: int, oracle: Oracle) -> None:
+    target = wide_target(dtype)
+    generator = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(5, 512, (n,), generator=generator).tolist() for n in (21, 6, 33)]
+    exact = LLM(target, deterministic=True, max_batch=1, lookup=False)
+    longer = SamplingParams(max_tokens=40, ignore_eos=True)
+    said = [exact.generate([prompt], longer)[0].token_ids for prompt in prompts]
+    oracle.futures = [p + answer for p, answer in zip(prompts, said, strict=True)]
+    oracle.error_rate = 0.3
+    drafter = make_drafter(target, "p-eagle").to(dtype)
+    llm = LLM(target, drafter, k=5, deterministic=True, max_batch=batch)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    assert [done.token_ids for done in llm.generate(prompts, params)] == [s[:30] for s in said]
+    assert sum(map(sum, oracle.hits.values())) > 20

@@ -1,11 +1,15 @@
 """The engine's draft equals the slot table computed from scratch, without any cache."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny import METHODS, features_of, make_drafter, make_target, random_prompts
 from torch import Tensor
 from tree_reference import place_states
 
+from peagle.backends.batch import Batch
+from peagle.engine.budget import Round
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
@@ -42,6 +46,41 @@ def autoregressive(drafter: Drafter, target: Target, tokens: list[int], k: int) 
 
 
 BRUTE_FORCE = {"p-eagle": parallel, "eagle3": autoregressive}
+
+
+@pytest.mark.parametrize(("method", "passes"), [("p-eagle", 1), ("eagle3", 4)])
+def test_the_budget_learns_the_rows_that_ran(
+    target: Target,
+    drafters: dict[str, Drafter],
+    method: str,
+    passes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P-EAGLE drafts in one pass, EAGLE-3 in one for each token."""
+    engine = LLM(target, drafters[method], k=4, lookup=False).engine
+    learned, ran = list[Round](), list[tuple[object, int]]()
+    monkeypatch.setattr(engine.budget, "learn", learned.append)
+    assert engine.proposer is not None
+    models: list[Any] = [engine.model, engine.proposer.model]
+    for model in models:
+
+        def forward(batch: Batch, *args: Any, model: Any = model, run: Any = model.forward) -> Any:
+            ran.append((model, len(batch.ids)))
+            return run(batch, *args)
+
+        monkeypatch.setattr(model, "forward", forward)
+    [request] = LLM(target, lookup=False).make_requests(
+        PROMPTS[0], SamplingParams(max_tokens=20, ignore_eos=True)
+    )
+    engine.add(request)
+    while not engine.idle:
+        ran.clear()
+        count = len(learned)
+        engine.step()
+        verified, drafted = ([rows for model, rows in ran if model is one] for one in models)
+        for costs in learned[count:]:
+            assert ([costs.rows], costs.drafter_rows) == (verified, drafted)
+    assert {len(costs.drafter_rows) for costs in learned[:-3]} == {passes}
 
 
 def check_rounds(target: Target, drafter: Drafter, k: int, max_batch: int) -> tuple[int, int]:

@@ -73,13 +73,17 @@ def schema(model: type[BaseModel], **options: object) -> str:
 def test_json_always_parses_and_validates(
     wide: Target, wide_drafters: dict[str, Drafter], method: str, temperature: float
 ) -> None:
-    lookup = False if method == "none" else None
-    llm = LLM(wide, wide_drafters.get(method), lookup=lookup, max_batch=8)
+    how: dict[str, Any] = {"lookup": False} if method == "none" else {"lookup": True, "nodes": 8}
+    llm = LLM(wide, wide_drafters.get(method), max_batch=8, **how)
     # A greedy random target says the same white space again and again.
     options = {} if temperature else {"whitespace_flexible": False}
-    how: dict[str, Any] = {"temperature": temperature, "max_tokens": 1500}
     params = [
-        SamplingParams(**how, seed=seed, json_schema=schema(model, **options))
+        SamplingParams(
+            temperature=temperature,
+            max_tokens=1500,
+            seed=seed,
+            json_schema=schema(model, **options),
+        )
         for seed, model in enumerate(MODELS)
     ]
     done = llm.generate(random_prompts(20), params)
@@ -235,7 +239,7 @@ def test_lookup_drafts_only_what_the_grammar_allows(
 def test_a_grammar_of_unknown_tokens_leaves_the_calibration_as_it_is(
     wide: Target, wide_drafters: dict[str, Drafter], method: str
 ) -> None:
-    """Of several tokens that may follow the head knows none: it drafts the end alone."""
+    """The head knows none of the tokens that may follow: it drafts the end alone."""
     signs = {wide.tokenizer.convert_tokens_to_ids(sign) for sign in "!#%"}
     assert not signs & set(KNOWN)
     llm = LLM(wide, wide_drafters[method], k=4)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from answers import accepted, outcome
+from answers import accepted, alone, outcome
 from chisquare import naive_logits
 from refusals import refused
 from tiny import METHODS, make_target, random_prompts
@@ -39,7 +39,7 @@ def test_greedy_is_what_it_is_without_drafts(
     target: Target, drafter: Drafter, k: int, max_batch: int
 ) -> None:
     done = LLM(target, drafter, k=k, max_batch=max_batch).generate(PROMPTS, SPECIAL)
-    assert outcome(done) == outcome(LLM(target, max_batch=3).generate(PROMPTS, SPECIAL))
+    assert outcome(done) == outcome(alone(target, PROMPTS, SPECIAL, max_batch=3))
     assert accepted(done) > 10
 
 

@@ -1,7 +1,7 @@
 """Answers end and are streamed as in plain decoding, token for token."""
 
 import pytest
-from answers import outcome, token_ids
+from answers import alone, outcome, token_ids
 from oracle import Oracle, end_at
 from tiny import METHODS, make_drafter, make_target, make_tokenizer, random_prompts
 
@@ -50,7 +50,7 @@ def both(
 ) -> list[Completion]:
     """Decode with and without; they agree; returns the speculative completions."""
     done = LLM(target, drafter, k=K, max_batch=3).generate(prompts, params)
-    assert outcome(done) == outcome(LLM(target, max_batch=3).generate(prompts, params))
+    assert outcome(done) == outcome(alone(target, prompts, params, max_batch=3))
     return done
 
 

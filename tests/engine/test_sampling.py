@@ -89,7 +89,7 @@ def test_nucleus_of_a_large_vocabulary() -> None:
 
 
 def test_nucleus_of_a_row_depends_on_no_other_row() -> None:
-    """Of equal tokens at its edge all stay, whether a flat row has the vocabulary sorted or not."""
+    """All equal tokens at its edge stay, whether a flat row has the vocabulary sorted or not."""
     peaked = (random_logits(3, 5000, seed=4) * 2).bfloat16().float()  # with many equal ones
     flat = random_logits(1, 5000, seed=5) * 0.01
     for mass in (0.3, 0.6, 0.9):

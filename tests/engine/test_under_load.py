@@ -48,7 +48,7 @@ def asked() -> list[tuple[list[int], SamplingParams]]:
 @pytest.fixture(scope="module")
 def wanted(target: Target) -> list[list[int]]:
     """The output of each alone."""
-    llm = LLM(target, deterministic=True, max_batch=1)
+    llm = LLM(target, deterministic=True, max_batch=1, lookup=False)
     return [llm.generate([ids], params)[0].token_ids for ids, params in asked()]
 
 

@@ -200,7 +200,7 @@ OTHER_HEADS = {"feature_layers": (0, 1, 2), "depths": 3, "norm_output": False}
 
 
 def test_a_run_is_not_continued_for_another_target_or_head(tmp_path: Path, make: Make) -> None:
-    """Of the same shapes: tensors do not show it."""
+    """Tensors of the same shapes do not show it."""
     make("eagle3").run(stop_at(2))
     before = files(tmp_path)
     for name, value in OTHER_HEADS.items():

@@ -35,7 +35,7 @@ int main(int, char** arguments) {
         ++counts[mine];
         wait_for_team(judged);
         for (int other = 0; other < size; ++other) wrong += counts[other] != counts[mine];
-        wait_for_team();
+        wait_for_team(judged);
       }
     });
     wrong += omp_get_max_threads() != size;
