@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -70,6 +71,12 @@ class Player:
                 return Played(self.samples, time.perf_counter() - started, self.stats)
             self._engine.step()
             self._now = time.perf_counter()
+
+    def warm_up(self, concurrency: int) -> list[str]:
+        """Play a load that does not count; returns its errors."""
+        errors = self.play(WARM_UP * concurrency, concurrency).errors
+        self.samples, self.stats = [], Stats()
+        return errors
 
     def ids(self, messages: list[Message]) -> list[int]:
         """The prompt of a conversation; benchmarks with random weights override it."""
@@ -134,24 +141,22 @@ def play(
     next, so that noise of the machine affects all alike. Parts are repeats of all conversations, or
     single ones, which are compared more fairly.
 
-    Calls `on_load` after each. Raises RequestFailure where the warm-up of a cell is not answered.
+    Calls `on_load` after each. Each engine is warmed up at the load of its cell: it observes costs,
+    and records graphs on a GPU. Raises RequestFailure where that is not answered.
     """
     step = max(1, len(results) // len(parts))
     seeds = count(step=SEEDS)
+    warm = WeakSet[LLM]()
     for number, (first, conversations) in enumerate(parts):
         turn = number * step % len(results)
         for result in results[turn:] + results[:turn]:
-            if not result.repeats:
-                _warm_up(result.cell, opened)
             player = opened(result.cell, next(seeds))
+            if player.llm not in warm and (errors := player.warm_up(result.cell.concurrency)):
+                raise RequestFailure(f"{result.cell}: {errors[0]}")
+            warm.add(player.llm)
             played = player.play(conversations, result.cell.concurrency, first=first)
             result.repeats.append(played)
             on_load()
-
-
-def _warm_up(cell: Cell, opened: Open) -> None:
-    if errors := opened(cell, 0).play(WARM_UP, cell.concurrency).errors:
-        raise RequestFailure(f"{cell}: {errors[0]}")
 
 
 def measure_acceptance(

@@ -103,6 +103,9 @@ def compare_files(before: Path, after: Path) -> list[Row]:
         if old.get(name) != new.get(name):
             values = f"{name} {old.get(name)!r} in {before}, {new.get(name)!r} in {after}"
             raise InputError(f"not comparable: {values}")
+    for file, found in ((before, old), (after, new)):
+        if why := next((row["error"] for row in found["rows"] if row["errors"]), None):
+            raise InputError(f"not comparable: requests failed in {file}: {why}")
     earlier = {Cell.from_row(row): row for row in old["rows"]}
     pairs = [(earlier.get(Cell.from_row(row)), row) for row in new["rows"]]
     changes = [_changed(was, row) for was, row in pairs if was is not None]

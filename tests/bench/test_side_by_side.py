@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.bench import summary
+from peagle.bench import native, summary
 from peagle.bench.native import WARM_UP, Conversations, Player, side_by_side
-from peagle.bench.summary import Played
+from peagle.bench.summary import Cell, Played, Result
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
@@ -46,6 +46,24 @@ def test_results_count_all_prompts_and_agree(llm: LLM) -> None:
     alone = LLM(llm.target, make_drafter(llm.target, "p-eagle"), k=2).generate(asked, PARAMS)
     assert results[1].stats.rounds == sum(answer.stats.rounds for answer in alone)
     assert sum(results[1].stats.accepted) == sum(chain.from_iterable(a.drafted for a in alone))
+
+
+def test_each_engine_is_warmed_up_at_its_load(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[int, int]] = []
+    real = Player.play
+
+    def play(player: Player, conversations: Conversations, *more: Any, **named: Any) -> Played:
+        played.append((id(player.llm), len(conversations)))
+        return real(player, conversations, *more, **named)
+
+    monkeypatch.setattr(Player, "play", play)
+    engines = [llm.use(None, lookup=False) for _ in range(2)]
+    opened = iter(engines)
+    results = [Result(Cell(Drafting(), 3, 0.0))]
+    parts = [(0, [[prompt] for prompt in PROMPTS])] * 2
+    native.play(results, parts, lambda cell, seed: Player(next(opened), PARAMS))
+    assert played == [(id(each), count) for each in engines for count in (3, len(PROMPTS))]
+    assert results[0].tokens == 2 * 48
 
 
 def test_order_rotates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,7 @@ def test_slower_is_a_failure(measured: Path, tmp_path: Path) -> None:
         (lambda r: r.update(device="another"), None),
         (lambda r: r["settings"].update(max_tokens=99), None),
         (lambda r: r.update(rows=[]), None),
+        (lambda r: r["rows"][0].update(errors=1, error="the queue is full"), None),
         (lambda r: r.update(format=0), "after"),
         (lambda r: r.pop("rows"), "after"),
     ],
