@@ -104,10 +104,7 @@ def _left_out(
         text = apply_template(tokenizer, messages, answer=answer, **json.loads(style)).lower()
     except InputError:
         return None
-    for number, parts in enumerate(words):
-        if not all(word in text for word in parts):
-            return number
-    return None
+    return next((n for n, parts in enumerate(words) if not all(w in text for w in parts)), None)
 
 
 def encode_documents(

@@ -123,10 +123,9 @@ def read_description(folder: Path) -> tuple[Described, list[int]] | None:
 def _read(file: Path) -> dict[str, Any]:
     """The object in a file; an empty one where there is none: transformers says what is wrong."""
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def read_weights(

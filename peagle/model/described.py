@@ -70,8 +70,7 @@ class Described:
 
 def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Weights whose names begin with a prefix, by the rest of their names."""
-    found = (name for name in weights if name.startswith(prefix))
-    return {name.removeprefix(prefix): weights[name] for name in found}
+    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
 
 
 @dataclass(eq=False, repr=False)

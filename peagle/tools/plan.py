@@ -95,6 +95,7 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     dense = not training.gpus
     gaps = ALLOCATOR_GAPS if dense else 0.0
     drafter = _drafter(target, spec)
+    devices = max(training.gpus, 1)
     layers = len(drafter.config.feature_layers) + 1  # and the final hidden state
     states = layers * target.config.hidden_size * target.dtype.itemsize  # bytes per token
     documents = torch.zeros(training.context, dtype=torch.int64)
@@ -114,10 +115,8 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     of_step |= {"activations": int(passes.of(largest_pass(elements, documents, segments)))}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
     captured = round(training.tokens / training.answered) * states
-    hours = None if rate is None else training.tokens / rate / max(training.gpus, 1) / 3600
-    cost = None
-    if hours is not None and training.price is not None:
-        cost = hours * training.price * max(training.gpus, 1)
+    hours = None if rate is None else training.tokens / rate / devices / 3600
+    cost = hours and training.price and hours * training.price * devices
     return Plan(memory, segments, captured, hours, cost)
 
 
