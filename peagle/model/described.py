@@ -47,7 +47,7 @@ class Described:
     activation: str  # silu | gelu_tanh
     attention_scale: float
     embedding_scale: float
-    tied: bool  # the output head is the embedding table
+    tied: bool  # weights without an output head have the embedding table as one
     biased: frozenset[str]  # linear layers that have a bias, as q_proj
     qk_norm: bool  # norms of queries and keys
     sandwich: bool  # Gemma: norms after attention and feed-forward, too; their weights are w - 1
