@@ -4,7 +4,6 @@ Shapes: N tokens of a sequence, E elements, D drafter hidden, F·E_t target feat
 """
 
 import json
-import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.partial import outline
 from peagle.model.target import Target
+from peagle.model.tensors import main_memory
 from peagle.train.config import TrainConfig
 from peagle.train.elements import Elements, sample_elements
 from peagle.train.loss import BLOCK
@@ -70,8 +70,8 @@ class Training:
     @property
     def room(self) -> int:
         """Bytes of one device."""
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-        return int((self.memory or (80 if self.gpus else machine)) * GIB)
+        device = 80 * GIB if self.gpus else main_memory()[0]
+        return int(self.memory * GIB) if self.memory else device
 
 
 class Plan(NamedTuple):

@@ -99,6 +99,15 @@ def test_hours_from_a_run_of_several_processes(folder: Path, tmp_path: Path) -> 
         assert hours == pytest.approx(10_000 / (5 * gpus) / 3600)
 
 
+def test_the_memory_of_this_machine_is_that_of_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "main_memory", lambda: (8 * GIB, GIB))
+    assert Training(tokens=10, context=10).room == 8 * GIB
+    assert Training(tokens=10, context=10, gpus=1).room == 80 * GIB
+    assert Training(tokens=10, context=10, memory=2.5).room == 2.5 * GIB
+
+
 def test_runs_that_say_nothing(tmp_path: Path) -> None:
     with refused("run"):
         measured_rate(tmp_path)
