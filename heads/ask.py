@@ -119,7 +119,7 @@ def main() -> None:
     (_, material_texts, functions), short, plain = made_from
     for makers, values in ((OF_FUNCTIONS, functions), (OF_TEXTS, material_texts)):
         greedy += [maker(rng, value)[0] for maker in makers for value in values]
-    sampled = plain + rng.sample(short, SHORT)
+    sampled = plain + rng.sample(short, min(SHORT, len(short)))
     measured_on = [turns for file in args.not_in for turns in read_prompts(file)]
     foreign = {part for turns in measured_on for part in windows(" ".join(turns))}
     answers = unpack(lzma.decompress(ANSWERS.read_bytes()))

@@ -58,11 +58,11 @@ def could_be_asked(made_from: Material) -> list[list[str]]:
     """User turns of every kind."""
     (unanswered, texts, functions), short, plain = made_from
     rng = random.Random(SEED_OF_MORE)
-    asked = [[text] for text in (*unanswered, *rng.sample(short, SHORT))]
+    asked = [[text] for text in (*unanswered, *rng.sample(short, min(SHORT, len(short))))]
     for values, counts in ((texts, OF_TEXTS), (plain, OF_PROMPTS)):
         for kind, count in counts.items():
             maker = MAKERS[kind][1]
-            drawn = rng.sample(values, count)
+            drawn = rng.sample(values, min(count, len(values)))
             asked += [maker(rng, text) for text in drawn]
     for maker in map(from_template, COMPLETE):
         asked += [maker(rng, text) for text in functions]

@@ -23,7 +23,6 @@ PARALLEL_METHODS = ("p-eagle",)  # all draft tokens in one forward
 HEADLESS = ("lookup", "none")
 CHOICES = (*METHODS, *HEADLESS)  # of how to draft
 PACKAGED = Path(__file__).with_suffix(".yaml")
-INSTALL_HEADS = "pip install 'peagle[demo]'"
 HEADS_PACKAGE = "peagle_demo_heads"  # packages/demo-heads, for installations without a clone
 
 
@@ -112,8 +111,7 @@ def find_entry(name: str) -> Entry:
 def find_name(name: str) -> str:
     """The catalog's name for a name or a target's hub id. Raises as `find_entry`."""
     entries = load_catalog()
-    known = _names(entries).get(name.lower())
-    if known is not None:
+    if (known := _names(entries).get(name.lower())) is not None:
         return known
     hub_ids = [entry.target for entry in entries.values() if isinstance(entry.target, str)]
     hint = did_you_mean(name, [*entries, *hub_ids]) or f"known are {', '.join(sorted(entries))}"
@@ -155,16 +153,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
 def how_to_get(head: CatalogHead) -> str:
     """The way to a head whose folder is not there."""
     packaged = head.folder and head.folder.is_relative_to(PACKAGED.parents[1])
-    return INSTALL_HEADS if packaged else f"there is no folder {head.folder}"
+    return "pip install 'peagle[demo]'" if packaged else f"there is no folder {head.folder}"
 
 
 def record(name: str, entry: Entry) -> dict[str, Any]:
     """An entry as JSON has it: its name, and the fields of catalog.yaml."""
-    fields = asdict(entry)
-    for head in fields["heads"].values():
-        if head["folder"] is not None:
-            head["folder"] = str(head["folder"])
-    return {"name": name, **fields}
+
+    def plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, Path) else value for name, value in fields}
+
+    return {"name": name, **asdict(entry, dict_factory=plain)}
 
 
 def _read(file: Path) -> dict[str, Entry]:
@@ -200,6 +198,5 @@ def _folder(file: Path, name: Path) -> Path:
     if file != PACKAGED or folder.is_dir():
         return folder
     package = find_spec(HEADS_PACKAGE)
-    if package is None or package.origin is None:
-        return folder
-    return Path(package.origin).parent / folder.name
+    origin = package and package.origin
+    return Path(origin).parent / folder.name if origin else folder

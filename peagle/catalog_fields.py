@@ -4,6 +4,7 @@ Each plain type has a rule; `Annotated` gives a field one of its own. An error's
 from the entry's name to the value, as mine.heads.eagle3.k.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -24,11 +25,7 @@ class Rule(NamedTuple):
 
 def is_hub_id(name: Any) -> bool:
     """Whether something has the form of a hub id: owner/name[@revision]."""
-    if not isinstance(name, str):
-        return False
-    hub_id, _, _ = name.partition("@")
-    owner, _, model = hub_id.partition("/")
-    return bool(owner and model) and "/" not in model and not name.startswith((".", "/", "~"))
+    return isinstance(name, str) and re.match(r"[^./~@][^/@]*/[^/@]+(@|$)", name) is not None
 
 
 def _is_number(value: Any, *kinds: type) -> bool:
@@ -42,14 +39,10 @@ PLAIN_RULES = {
     bool: Rule(lambda value: isinstance(value, bool), "is neither true nor false"),
 }
 HubId = Annotated[str, Rule(is_hub_id, "is no hub id (owner/name[@revision])")]
-FlagName = Annotated[
-    str, Rule(lambda name: not name.startswith("-"), "is no flag: give flags without dashes")
-]
 Scalar = str | int | float | bool
-FlagValue = Annotated[
-    Scalar, Rule(lambda value: isinstance(value, Scalar), "is no text, number, true or false")
-]
-VllmFlags = Mapping[FlagName, FlagValue]
+NO_DASHES = Rule(lambda name: not name.startswith("-"), "is no flag: give flags without dashes")
+PLAIN = Rule(lambda value: isinstance(value, Scalar), "is no text, number, true or false")
+VllmFlags = Mapping[Annotated[str, NO_DASHES], Annotated[Scalar, PLAIN]]
 
 
 def read_record(kind: type[Record], content: Any, field: str) -> Record:

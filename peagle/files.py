@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import tempfile
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,13 +49,6 @@ def writing(path: Path, field: str = "output", kept: str = "") -> Iterator[None]
         raise unusable(error, path, field, kept) from error
 
 
-def check_folder(folder: Path) -> None:
-    """Raises InputError, before the work begins, for an output folder that cannot be written."""
-    with writing(folder):
-        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-        tempfile.TemporaryFile(dir=there).close()
-
-
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
     """Yield a path to write to; its file takes the place of `file` when the block ends, on the disk
@@ -89,3 +82,18 @@ def sha256(file: Path) -> str:
     """The digest of a file. Raises OSError."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def kept_digest(file: Path) -> str:
+    """The digest of a file: computed again once another one, or a change, has taken its place."""
+    found = file.stat()
+    times = found.st_mtime_ns, found.st_ctime_ns  # the latter has no setter
+    decisive = repr((str(file.absolute()), found.st_ino, found.st_size, times))
+    kept = cache_dir() / "digests" / hashlib.sha256(decisive.encode()).hexdigest()[:16]
+    with suppress(OSError, ValueError):
+        digest = kept.read_text()
+        if re.fullmatch("[0-9a-f]{64}", digest):
+            return digest
+    digest = sha256(file)
+    keep(kept, digest)
+    return digest

@@ -21,7 +21,7 @@ from peagle.cli.options import App, Fields, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import check_at_least
-from peagle.files import check_folder, writing
+from peagle.files import writing
 
 if TYPE_CHECKING:
     from peagle.heads.find import Head
@@ -80,7 +80,7 @@ def run(
 
     check_at_least(1, repeats=repeats, limit=limit)
     pages.check()  # before hours of measuring
-    check_folder(output.parent)
+    common.check_folder(output.parent)
     if k is None and nodes is None:
         k = ADAPTIVE
     users = parse_list(concurrency, "concurrency", int, 1)

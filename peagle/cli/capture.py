@@ -9,7 +9,7 @@ from peagle.cli import common
 from peagle.cli.options import Fields
 from peagle.data.dataset import read_examples
 from peagle.errors import InputError, check_at_least
-from peagle.files import check_folder, writing
+from peagle.files import writing
 from peagle.train.capture import CaptureConfig, in_process, plan_capture, size_text
 from peagle.train.capture import capture as run_capture
 from peagle.vllm.capture import Vllm, through_vllm, tokens_in_passing
@@ -43,7 +43,7 @@ def capture(
     """
     common.existing_file(data, "data")
     output = config.output
-    check_folder(output)
+    common.check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
     check_at_least(4, max_length=config.max_length)
     config = replace(config, shard_bytes=int(shard_mb * 1e6), part=_part(part))

@@ -1,5 +1,6 @@
 """Shared by the commands: option types, the choice of the engine, loading, printing."""
 
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rich.text import Text
 from peagle.catalog import model_name
 from peagle.cli.options import flag, with_flags
 from peagle.errors import InputError, check_at_least
+from peagle.files import writing
 from peagle.vllm.process import default_engine
 
 if TYPE_CHECKING:  # what runs models is imported by what runs: --help does not wait for torch
@@ -149,6 +151,13 @@ def open_target(
     assert target.tokenizer is not None
     use_template(target.tokenizer, chat_template)
     return target
+
+
+def check_folder(folder: Path) -> None:
+    """Raises InputError, before the work begins, for an output folder that cannot be written."""
+    with writing(folder):
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        tempfile.TemporaryFile(dir=there).close()
 
 
 def announced_device(name: str) -> str:

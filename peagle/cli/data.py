@@ -161,9 +161,8 @@ def _print_report(report: Report, output: Path) -> None:
     for problem in report.problems:
         common.warn(problem)
     if report.failed:
-        common.screen.print(
-            f"records without an answer: {report.failed}; run again to ask for them"
-        )
+        failed = f"records without an answer: {report.failed}; run again to ask for them"
+        common.screen.print(failed)
         raise typer.Exit(1)
 
 

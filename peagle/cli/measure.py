@@ -18,7 +18,6 @@ from peagle.cli.options import Fields, parse_list
 from peagle.engine.drafting import Drafting
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, check_at_least
-from peagle.files import check_folder
 
 CHAINS = "3,7"
 MODEL = Fields(
@@ -127,7 +126,7 @@ def demo(
     logging.disable_progress_bar()
     ways = [Drafting(method, None, lookup=True) for method in ("eagle3", "p-eagle")]
     heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
-    check_folder(output.parent)
+    common.check_folder(output.parent)
     questions = human_eval()[-prompts:]  # each K was chosen on the first ones
     with common.screen.status(
         f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"

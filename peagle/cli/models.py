@@ -13,7 +13,7 @@ from peagle.catalog import find_name, how_to_get, load_catalog, model_name, reco
 from peagle.cli import common
 from peagle.cli.options import App, with_flags
 from peagle.errors import InputError
-from peagle.files import check_folder, writing
+from peagle.files import writing
 
 catalog_app = App()
 COLOURS = {"ok": "green", "wrong": "red", "warning": "yellow", "forced": "yellow", "skipped": "dim"}
@@ -169,7 +169,7 @@ def export(
     if not name:
         why = "its config does not name the target it was trained for"
         raise InputError(why, field="head", value=Path(head), fix="name it with `target`")
-    check_folder(output)
+    common.check_folder(output)
     drafter = load_drafter(head, common.open_target(name, chat_template, unrun=1), force=force)
     with writing(output):
         save_drafter(drafter, output, to, dtype=None)

@@ -19,7 +19,7 @@ from peagle.data.documents import Documents
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError, check_at_least
-from peagle.files import check_folder, writing
+from peagle.files import writing
 from peagle.heads.load import load_drafter
 from peagle.heads.save import with_provenance
 from peagle.methods.registry import METHODS
@@ -115,7 +115,7 @@ def train(
     if there and start.resume == "never":
         fix = "add `resume`, or name a new folder"
         raise InputError("holds a checkpoint", field="output", value=training.output, fix=fix)
-    check_folder(training.output)
+    common.check_folder(training.output)
     if synthetic and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "make it first, with peagle data synth"
         raise InputError("is for one process", field="data", value="synth", fix=fix)

@@ -146,11 +146,8 @@ def _sha256(text: str) -> str:
 
 def target_hashes(target: BaseTarget) -> dict[str, Any]:
     """Return the fields of `Origin` that identify a target."""
-    return {
-        "config_hash": config_hash(target),
-        "weights_hash": weights_hash(target),
-        "template_hash": template_hash(target),
-    }
+    hashes = (config_hash, weights_hash, template_hash)
+    return {each.__name__: each(target) for each in hashes}
 
 
 def difference(was: Origin, now: Origin) -> str:

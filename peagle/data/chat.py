@@ -104,10 +104,7 @@ def _left_out(
         text = apply_template(tokenizer, messages, answer=answer, **json.loads(style)).lower()
     except InputError:
         return None
-    for number, parts in enumerate(words):
-        if not all(word in text for word in parts):
-            return number
-    return None
+    return next((n for n, parts in enumerate(words) if not all(w in text for w in parts)), None)
 
 
 def encode_documents(
@@ -118,8 +115,10 @@ def encode_documents(
     when the template rewrites earlier answers as the conversation continues (Qwen3 drops their
     thinking).
 
-    Raises InputError when there is no assistant turn, or an answer does not follow its prompt.
+    Raises InputError when there is no assistant turn, or an answer does not follow its prompt, or
+    by `check_text`.
     """
+    check_text([messages, style])
     documents: list[tuple[str, list[tuple[int, int]]]] = []  # text, first and last of each answer
     messages = _begun_by_user(tokenizer, messages, style)
     asked = False  # earlier answers are context
@@ -207,6 +206,15 @@ def to_messages(record: dict[str, Any]) -> list[Message]:
     if not isinstance(turns, list) or not turns:
         raise InputError("needs 'messages' (role, content) or 'conversations' (from, value)")
     return [_message(turn, f"messages[{number}]") for number, turn in enumerate(turns)]
+
+
+def check_text(value: object) -> None:
+    """Raises InputError where a text of a JSON value has half of a surrogate pair: JSON can hold it
+    and UTF-8 cannot, so it is neither tokenised, sent nor written."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise InputError("has half of a surrogate pair, as of an emoji that was cut") from error
 
 
 def _message(turn: object, field: str) -> Message:

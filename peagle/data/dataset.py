@@ -24,6 +24,7 @@ from peagle.data.chat import (
     Conversation,
     Message,
     Style,
+    check_text,
     encode_documents,
     render,
     system_turn,
@@ -75,6 +76,7 @@ def read_conversations(
         if asks[0][0]["role"] not in SYSTEM_ROLES:
             asks[0] = system_turn(system) + asks[0]
         style = Style(style.tools, {**style.args, **template_args})
+        check_text([asks, style])
         if tokenizer is not None:
             answered = [turn for ask in asks for turn in (*ask, ANSWER)]
             render(tokenizer, answered, answer=False, style=style)

@@ -25,7 +25,7 @@ from peagle.errors import InputError
 class Part:
     """A file of documents, concatenated: `lengths` (D,), `ids` and `supervised` (N,)."""
 
-    fix = "delete it, and run the same command again"
+    fix = "delete its folder, and run the same command again"
 
     def __init__(self, path: Path) -> None:
         """Raises InputError when the file cannot be read."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from peagle.data.chat import Conversation, Message, Style, to_messages
+from peagle.data.chat import Conversation, Message, Style, check_text, to_messages
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
 from peagle.model.thoughts import THINKING
@@ -246,7 +246,9 @@ async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, body: dict[str, An
             "tool_calls": given.get("tool_calls"),
             "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),
         }
-        return to_messages({"messages": [message]})[0]
+        found = to_messages({"messages": [message]})
+        check_text(found)
+        return found[0]
     except (KeyError, IndexError, TypeError, AttributeError, InputError) as error:
         raise RequestError("the answer is not a chat completion", status=500) from error
 

@@ -169,8 +169,7 @@ def read_back(
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             why = f"not written by `peagle data {command}`"
             at = Path(f"{file.name}:{number}")
-            fix = "name another file"
-            raise InputError(why, field="output", value=at, fix=fix) from error
+            raise InputError(why, field="output", value=at, fix="name another file") from error
         size += len(line)
     file.truncate(size)
     return found

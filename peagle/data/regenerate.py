@@ -66,12 +66,9 @@ def regenerate(
             group = source.max_batch * GROUPS
             for start in range(0, len(todo), group):
                 _answer_group(source, todo[start : start + group], params, write)
-    return Report(
-        sum(record.answers for record in todo if not record.open),
-        sum(record.skipped for record in todo),
-        sum(record.open for record in todo),
-        problems,
-    )
+    answers = sum(record.answers for record in todo if not record.open)
+    skipped = sum(record.skipped for record in todo)
+    return Report(answers, skipped, sum(record.open for record in todo), problems)
 
 
 def _answer_group(

@@ -33,9 +33,8 @@ MAX_REFUSED = 200  # drafts in a row
 MAX_REPEATS = 4  # of the same four words; the writer is stuck in a loop
 MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 0.25})
 USER = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
-STARTERS: Mapping[str, list[str]] = yaml.safe_load(
-    Path(__file__).with_name("starters.yaml").read_text()
-)
+STARTERS_FILE = Path(__file__).with_name("starters.yaml")
+STARTERS: Mapping[str, list[str]] = yaml.safe_load(STARTERS_FILE.read_text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +213,9 @@ class _Synthesis:
         records = [PendingRecord(number, each) for number, each in enumerate(asked, start=first)]
         answer_turn(self.llm, records, SamplingParams(max_tokens=self.config.max_tokens))
         # Each record has one turn, so one line.
-        return [
-            {**record.lines[0], "kind": draft.kind, "draw": draft.number}
-            for draft, record in zip(drafts, records, strict=True)
-        ]
+        lines = [record.lines[0] for record in records]
+        both = zip(drafts, lines, strict=True)
+        return [{**line, "kind": draft.kind, "draw": draft.number} for draft, line in both]
 
     def _asked(self, text: str) -> list[Message]:
         return [*self.system, {"role": "user", "content": text}]

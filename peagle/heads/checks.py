@@ -170,8 +170,7 @@ def draft_vocabulary(head: HeadFiles, target: BaseTarget) -> str:
     if "d2t" not in head.tensors:
         return f"all {vocab} tokens"
     ids = drafted_ids(head)
-    first = int(ids.min())
-    last = int(ids.max())
+    first, last = map(int, ids.aminmax())
     wrong = f"d2t leads to target ids {first} to {last}; there are {vocab}"
     require(first >= 0 and last < vocab, wrong, OFFSETS)
     return f"{len(ids)} of {vocab} tokens, no t2d"
@@ -213,8 +212,7 @@ def tensors(head: HeadFiles, target: BaseTarget) -> str:
     wanted = drafter.state_dict()
     for name, tensor in wanted.items():
         require(name in found, f"{name} is missing")
-        shape = list(found[name].shape)
-        wanted_shape = list(tensor.shape)
+        shape, wanted_shape = list(found[name].shape), list(tensor.shape)
         require(shape == wanted_shape, f"{name} has shape {shape}, not {wanted_shape}")
     unknown = sorted(found.keys() - wanted.keys())
     require(not unknown, f"unknown tensors {unknown[:3]}")

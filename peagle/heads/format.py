@@ -206,8 +206,7 @@ def _read_object(folder: Path, name: str, place: str | None = None) -> dict[str,
     except FileNotFoundError as error:
         raise damaged(place or folder, f"no {name}") from error
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        why = f"{name} is no JSON object ({first_line(error)})"
-        raise damaged(place or folder, why) from error
+        raise damaged(place or folder, f"{name} is no JSON object ({first_line(error)})") from error
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -73,10 +73,9 @@ def nested_ids(keys: HeadKeys) -> list[int]:
 def try_both(drafter: Drafter, target: "Target", ids: Sequence[int]) -> Trial:
     """Find out whether `ids` are what enters these layers or what leaves them, by the share of its
     first draft tokens that the target accepts."""
-    shares = dict[tuple[int, ...], float]()
-    for layers in (tuple(ids), tuple(layer + 1 for layer in ids)):
-        if layers[-1] <= target.num_layers:
-            shares[layers] = _accepted(drafter, target, layers)
+    ways = (tuple(ids), tuple(layer + 1 for layer in ids))
+    possible = [layers for layers in ways if layers[-1] <= target.num_layers]
+    shares = {layers: _accepted(drafter, target, layers) for layers in possible}
     best = max(shares, key=lambda layers: shares[layers])
     each = ", ".join(f"{share:.1%} with {list(layers)}" for layers, share in shares.items())
     found = f"{list(ids)} in eagle_config only, where some count what leaves a layer"

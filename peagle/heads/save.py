@@ -73,16 +73,12 @@ def replace_folder(made: Path, folder: Path) -> None:
 def _write_correction(folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write the correction's tensors among a drafter's `tensors` into the head's folder."""
     chosen = {name.removeprefix(PREFIX): t for name, t in tensors.items() if PREFIX in name}
-    keys = {
-        **asdict(config)[CORRECTION],
-        "depths": config.depths,
-        "dtype": str(chosen["token.weight"].dtype).removeprefix("torch."),
-        "head": digest(tensors),
-    }
+    dtype = str(chosen["token.weight"].dtype).removeprefix("torch.")
+    keys = {"depths": config.depths, "dtype": dtype, "head": digest(tensors)}
     made = folder / CORRECTION
     made.mkdir()
     save_file(chosen, made / "model.safetensors", {"format": "pt"})
-    _write_json(made, keys)
+    _write_json(made, asdict(config)[CORRECTION] | keys)
 
 
 def _write_json(folder: Path, keys: dict[str, Any]) -> None:
@@ -136,7 +132,7 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
         },
         **method_of(config).export(config, dialect),
     }
-    sizes = config.transformer.to_json()
+    sizes = config.transformer.to_json() | {"dtype": dtype}
     if config.logit_scale != 1.0:
         sizes["logit_scale"] = config.logit_scale
     # Readers with transformers 4 know these two, and take a base of 10,000 where they are missing.
@@ -144,12 +140,11 @@ def _keys(config: DrafterConfig, dialect: Dialect, dtype: str) -> dict[str, Any]
     sizes["rope_theta"] = rope.pop("rope_theta", 10_000.0)
     sizes["rope_scaling"] = None if rope.get("rope_type") == "default" else rope or None
     if dialect == "speculators":
-        layers = {**sizes, "dtype": dtype, AUX_COUNT: len(config.feature_layers)}
+        layers = {**sizes, AUX_COUNT: len(config.feature_layers)}
         return {**common, "transformer_layer_config": layers}
     return {
         **sizes,
         **common,
-        "dtype": dtype,
         "architectures": [ARCHITECTURES[config.transformer.model_type]],
         # vLLM's Llama drafter counts this list, its newer runner reads the top-level one.
         "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: common[LAYER_IDS]},

@@ -31,8 +31,7 @@ UNKNOWN_DEPTHS = 7  # draft tokens per round of a head that does not record its 
 def mask_ids(raw: Mapping[str, Any]) -> dict[str, int]:
     """The mask token id by each name it has in config.json, in vLLM's order."""
     nested = (raw.get("dflash_config") or {}).get("mask_token_id")
-    named = {"dflash_config.mask_token_id": nested}
-    named |= {key: raw.get(key) for key in MASK_ID_KEYS}
+    named = {"dflash_config.mask_token_id": nested} | {key: raw.get(key) for key in MASK_ID_KEYS}
     return {key: token for key, token in named.items() if token is not None}
 
 
@@ -43,18 +42,14 @@ def default_k(config: DrafterConfig) -> int:
 
 def speculators_keys(config: DrafterConfig, kind: str, architecture: str) -> dict[str, Any]:
     """Keys by which speculators knows a head of its `kind`."""
-    return {
-        "architectures": [architecture],
-        SPECULATORS: kind,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": default_k(config)}
-            ],
-            "verifier": {"name_or_path": config.provenance.target, "architectures": []},
-        },
+    proposal = {"proposal_type": "greedy", "speculative_tokens": default_k(config)}
+    speculation = {
+        "algorithm": kind,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [proposal],
+        "verifier": {"name_or_path": config.provenance.target, "architectures": []},
     }
+    return {"architectures": [architecture], SPECULATORS: kind, "speculators_config": speculation}
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -62,8 +57,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     products with the scales."""
     found = hashlib.sha256()
     for name in DIGESTED:
-        if name in tensors:
-            tensor = tensors[name]
+        if (tensor := tensors.get(name)) is not None:
             if name + SCALE in tensors:
                 tensor = restore_int8(tensor, tensors[name + SCALE])
             found.update(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -123,10 +123,9 @@ def read_description(folder: Path) -> tuple[Described, list[int]] | None:
 def _read(file: Path) -> dict[str, Any]:
     """The object in a file; an empty one where there is none: transformers says what is wrong."""
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def read_weights(
@@ -182,7 +181,7 @@ def describe_target(target: "Target") -> DescribedTarget | None:
 def check_weights(config: Described, tensors: Mapping[str, Tensor]) -> None:
     """Raises InputError for weights that are missing or of another shape, or of several dtypes."""
     dtype = None
-    for name, shape in _shapes(config):
+    for name, shape in _shapes(config, HEAD in tensors):
         if name not in tensors:
             raise InputError(f"missing tensor {name!r}")
         found = tensors[name]
@@ -193,7 +192,7 @@ def check_weights(config: Described, tensors: Mapping[str, Tensor]) -> None:
             raise InputError(f"tensor {name} is {found.dtype}, others are {dtype}")
 
 
-def _shapes(config: Described) -> Iterator[tuple[str, list[int]]]:
+def _shapes(config: Described, has_head: bool) -> Iterator[tuple[str, list[int]]]:
     """Names and shapes of the weights that must be there."""
     width = config.hidden_size
     inner = config.intermediate_size
@@ -221,5 +220,5 @@ def _shapes(config: Described) -> Iterator[tuple[str, list[int]]]:
             if name.partition(".")[2] in config.biased:
                 yield f"model.layers.{number}.{name}.bias", shape[:1]
     yield NORM, [width]
-    if not config.tied:
+    if has_head or not config.tied:
         yield HEAD, [config.vocab_size, width]

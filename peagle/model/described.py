@@ -47,7 +47,7 @@ class Described:
     activation: str  # silu | gelu_tanh
     attention_scale: float
     embedding_scale: float
-    tied: bool  # the output head is the embedding table
+    tied: bool  # weights without an output head have the embedding table as one
     biased: frozenset[str]  # linear layers that have a bias, as q_proj
     qk_norm: bool  # norms of queries and keys
     sandwich: bool  # Gemma: norms after attention and feed-forward, too; their weights are w - 1
@@ -70,8 +70,7 @@ class Described:
 
 def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Weights whose names begin with a prefix, by the rest of their names."""
-    found = (name for name in weights if name.startswith(prefix))
-    return {name.removeprefix(prefix): weights[name] for name in found}
+    return {name.removeprefix(prefix): w for name, w in weights.items() if name.startswith(prefix)}
 
 
 @dataclass(eq=False, repr=False)

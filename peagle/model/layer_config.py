@@ -16,13 +16,17 @@ from torch import Tensor, nn
 
 from peagle.errors import InputError, check_at_least
 
+CONTEXT = "original_max_position_embeddings"  # before RoPE was scaled
+# Of Meta's models, besides their factor.
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, CONTEXT: 8192}
+
 
 class Rope(NamedTuple):
     """Rotary embeddings of some layers."""
 
     theta: float
     factor: float = 1.0  # frequencies are divided by it: all, or with `llama3` the low ones
-    llama3: tuple[float, float, float] | None = None  # low and high frequency factor, context
+    llama3: tuple[float, ...] | None = None  # low and high frequency factor, context
 
     def frequencies(self, head_dim: int) -> Tensor:
         """(H / 2,) float32, as transformers computes them."""
@@ -53,9 +57,7 @@ def rope_of(table: Mapping[str, Any]) -> Rope | None:
     if kind == "linear":
         return Rope(theta, table["factor"])
     if kind == "llama3":
-        names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        low, high, context = (table[name] for name in names)
-        return Rope(theta, table["factor"], (low, high, context))
+        return Rope(theta, table["factor"], tuple(table[name] for name in LLAMA3))
     return None
 
 
@@ -167,10 +169,8 @@ class LayerConfig:
         if "rope_parameters" not in given:  # the keys of transformers 4
             scaling = dict(raw.get("rope_scaling") or {})
             kind = scaling.pop("type", "default")
-            rope = DEFAULT_ROPE | {"rope_type": kind} | scaling
-            if raw.get("rope_theta") is not None:
-                rope["rope_theta"] = raw["rope_theta"]
-            given["rope_parameters"] = rope
+            theta = {key: raw[key] for key in OLD_ROPE[:1] if raw.get(key) is not None}
+            given["rope_parameters"] = DEFAULT_ROPE | {"rope_type": kind} | scaling | theta
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:

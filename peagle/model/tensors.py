@@ -1,8 +1,12 @@
-"""Tensors: rows up to a whole number of tiles, the dtype of sums, and what a device has left.
+"""Tensors: rows up to a whole number of tiles, the dtype of sums, and the memory of a device.
 
 torch makes kernels anew for every number of rows, and keeps them for as long as the process lives.
 Numbers that recur save their time and memory.
 """
+
+import re
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import torch
@@ -10,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROW_TILE = 64
+CGROUP = Path("/sys/fs/cgroup")  # of a container, by version 2
 
 
 def missing_rows(rows: int) -> int:
@@ -31,4 +36,15 @@ def free_memory(device: torch.device) -> int:
     """Bytes that can still be allocated."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return main_memory()[1]
+
+
+def main_memory() -> tuple[int, int]:
+    """Bytes of main memory, and those that can still be allocated; of a container, where it has
+    less than the machine. What is kept of files gives way."""
+    total, free, *_ = psutil.virtual_memory()
+    with suppress(OSError, ValueError):  # no container, or one with a limit of "max"
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        files = re.findall(r"active_file (\d+)", (CGROUP / "memory.stat").read_text())
+        return min(total, limit), min(free, limit - used + sum(map(int, files)))
+    return total, free

@@ -17,11 +17,7 @@ THINKING = ("thinking", "reasoning_content")  # of a message; each template read
 # Of templates that show no thoughts.
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>"))
 ASKED = [{"role": "user", "content": "word"}]
-ANSWER = {
-    "role": "assistant",
-    "content": "peagleanswer",
-    **dict.fromkeys(THINKING, "peaglethought"),
-}
+ANSWER = {"role": "assistant", "content": "peagleanswer"} | dict.fromkeys(THINKING, "peaglethought")
 AROUND = re.compile(r"(.*\S)\s*peaglethought\s*(\S.*?)\s*peagleanswer", re.DOTALL)
 MARK = re.compile(r"[<\[][^<\[]*|\S+")
 PROMPT_TAIL = 128  # newest tokens of a prompt: more than a template writes before an answer
@@ -36,8 +32,7 @@ def answer_template(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None
 
 @cache
 def _harmony() -> dict[str, Any]:
-    template: dict[str, Any] = yaml.safe_load(HARMONY.read_text(encoding="utf-8"))
-    return template
+    return dict(yaml.safe_load(HARMONY.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True, slots=True)

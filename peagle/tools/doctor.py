@@ -114,12 +114,9 @@ def verdict(checks: list[Check]) -> str:
     passed = sum(check.state == "ok" for check in checks)
     others = [check.name for check in checks if check.state in ("skipped", "forced")]
     left = f" (left out: {', '.join(others)})" if others else ""
-    warnings = [
-        f"; warning: {check.name}: {check.found}. Likely causes: {check.fix}"
-        for check in checks
-        if check.state == "warning"
-    ]
-    return f"nothing differs in {passed} checks{left}" + "".join(warnings)
+    warned = [check for check in checks if check.state == "warning"]
+    told = [f"; warning: {each.name}: {each.found}. Likely causes: {each.fix}" for each in warned]
+    return f"nothing differs in {passed} checks{left}" + "".join(told)
 
 
 def _judge(name: str, check: Callable[[], str], wrong: State = "wrong") -> Check:
@@ -249,10 +246,8 @@ def _trained(drafter: Drafter, target: Target, ids: list[int], draft: list[int])
     last = len(ids) - 2  # the slot that predicts the first draft token
     anchors = torch.arange(last + 1, device=target.device)
     chain = torch.arange(1, len(draft), device=target.device)
-    elements = Elements(
-        torch.cat([anchors, torch.full_like(chain, last)]),
-        torch.cat([torch.zeros_like(anchors), chain]),
-    )
+    depths = torch.cat([torch.zeros_like(anchors), chain])
+    elements = Elements(torch.cat([anchors, torch.full_like(chain, last)]), depths)
     normed = run_drafter(drafter, sequence, features, elements)[last:]
     return method_of(drafter.config).logits(drafter, normed, tokens[last + 1 : -1])
 

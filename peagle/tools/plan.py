@@ -4,7 +4,6 @@ Shapes: N tokens of a sequence, E elements, D drafter hidden, F·E_t target feat
 """
 
 import json
-import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from peagle.data.captured import token_bytes
 from peagle.errors import InputError, check_at_least
 from peagle.methods.registry import method_of
 from peagle.model.drafter import Drafter
 from peagle.model.partial import outline
 from peagle.model.target import Target
+from peagle.model.tensors import main_memory
 from peagle.train.config import TrainConfig
 from peagle.train.elements import Elements, sample_elements
 from peagle.train.loss import BLOCK
@@ -69,8 +70,8 @@ class Training:
     @property
     def room(self) -> int:
         """Bytes of one device."""
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-        return int((self.memory or (80 if self.gpus else machine)) * GIB)
+        device = 80 * GIB if self.gpus else main_memory()[0]
+        return int(self.memory * GIB) if self.memory else device
 
 
 class Plan(NamedTuple):
@@ -96,7 +97,8 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     gaps = ALLOCATOR_GAPS if dense else 0.0
     drafter = _drafter(target, spec)
     layers = len(drafter.config.feature_layers) + 1  # and the final hidden state
-    states = layers * target.config.hidden_size * target.dtype.itemsize  # bytes per token
+    width = target.config.hidden_size
+    devices = max(training.gpus, 1)
     documents = torch.zeros(training.context, dtype=torch.int64)
     elements = _elements(spec, documents, training.answered)
     kept = {
@@ -105,7 +107,7 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
         "drafter and optimizer": ADAMW * sum(p.numel() for p in drafter.parameters()),
     }
     of_step = {
-        "target states": training.context * states,
+        "target states": training.context * layers * width * target.dtype.itemsize,
         "loss": _loss_bytes(target, spec, len(elements.anchor), dense=dense),
     }
     passes = pass_cost(drafter)
@@ -113,11 +115,9 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     segments = training.segments or choose_segments(elements, documents, passes, left)
     of_step |= {"activations": int(passes.of(largest_pass(elements, documents, segments)))}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
-    captured = round(training.tokens / training.answered) * states
-    hours = None if rate is None else training.tokens / rate / max(training.gpus, 1) / 3600
-    cost = None
-    if hours is not None and training.price is not None:
-        cost = hours * training.price * max(training.gpus, 1)
+    captured = round(training.tokens / training.answered) * token_bytes(width, layers - 1)
+    hours = None if rate is None else training.tokens / rate / devices / 3600
+    cost = hours and training.price and hours * training.price * devices
     return Plan(memory, segments, captured, hours, cost)
 
 
@@ -138,8 +138,8 @@ def _elements(spec: HeadSpec, documents: Tensor, answered: float) -> Elements:
 
 
 def measured_rate(run: Path) -> float:
-    """Return the answer tokens per second of an earlier run, from the later half of its
-    metrics.jsonl. Raises InputError when that is missing or too short."""
+    """Return the answer tokens per second of one process of an earlier run, from the later half of
+    its metrics.jsonl. Raises InputError when that is missing or too short."""
     file = run / "metrics.jsonl"
     if not file.is_file():
         fix = "name the output of peagle train"
@@ -149,7 +149,7 @@ def measured_rate(run: Path) -> float:
         raise InputError(f"{len(lines)} steps are too few to time", field="run", value=run)
     first = lines[(len(lines) - 1) // 2]
     last = lines[-1]
-    answered = last["answer_tokens"] - first["answer_tokens"]
+    answered = (last["answer_tokens"] - first["answer_tokens"]) / last.get("processes", 1)
     return answered / max(last["seconds"] - first["seconds"], 1e-9)
 
 

@@ -201,6 +201,7 @@ class Trainer:
         metrics = {
             "step": progress.step,
             "answer_tokens": progress.answer_tokens,
+            "processes": self.world,
             "loss": round(float(result.loss) / max(int(result.supervised[0]), 1), 4),
             "accuracy": [round(share, 4) for share in shares.tolist()],
             "lr": self.optimizer.param_groups[0]["lr"],

@@ -1,5 +1,6 @@
 """Documents of a data file are tokenised once, and mapped: no process holds their tokens."""
 
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,23 @@ def test_nothing_is_kept_of_what_cannot_be_read_or_written(
     assert "make room" in str(error.value.fix)
     assert {path.suffix for path in cache.iterdir()} == {".lock"}
     assert len(read_examples(tmp_path / "data.jsonl", TOKENIZER, 99)) == len(DOCUMENTS)
+
+
+def test_the_fix_of_a_damaged_part_makes_all_parts_again(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a part alone, its documents would be missing unnoticed."""
+    monkeypatch.setattr(dataset, "FILE", 1)
+    file = write(tmp_path / "data.jsonl", DOCUMENTS)
+    read_examples(file, TOKENIZER, 99)
+    [folder] = (path for path in cache.iterdir() if path.is_dir())
+    part = sorted(folder.glob("*.safetensors"))[4]
+    part.write_bytes(part.read_bytes()[:50])
+    with refused() as error:
+        list(read_examples(file, TOKENIZER, 99))
+    assert error.value.value == part and "delete its folder" in str(error.value.fix)
+    shutil.rmtree(part.parent)
+    assert list(read_examples(file, TOKENIZER, 99)) == DOCUMENTS
 
 
 def test_records_are_mixed_by_weight_and_seed() -> None:

@@ -244,6 +244,16 @@ def test_a_record_that_always_fails_is_left_out(
     check(tmp_path / "out")
 
 
+def test_an_answer_with_half_of_a_surrogate_pair_is_left_out(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    """UTF-8 has no such character: no file can hold it."""
+    server.behave = lambda body: says("mat \ud83d") if "sat" in str(body) else echo(body)
+    report = ask(server, tmp_path / "out")
+    assert (report.answers, report.failed) == (7, 1)
+    check(tmp_path / "out", {0, 1, 2, 4, 5})
+
+
 def test_settings_that_every_request_is_refused_for(server: ChatServer, tmp_path: Path) -> None:
     server.behave = lambda body: Reply({"error": "no chat_template_kwargs here"}, 400)
     with refused("url"):

@@ -144,6 +144,41 @@ def test_turns_that_the_template_leaves_out(tmp_path: Path) -> None:
         read_conversations(file, tokenizer=tokenizer)
 
 
+CUT = "mat \ud83d"  # half of an emoji, which JSON can hold
+CALL = {"name": "f", "arguments": '{"a": "\\ud83d"}'}  # JSON in a text
+UNPAIRED: dict[str, dict[str, Any]] = {
+    "answer": {"messages": [USER, {"role": "assistant", "content": CUT}]},
+    "thought": {"messages": [USER, ANSWER | {"reasoning_content": CUT}]},
+    "question": {"messages": [{"role": "user", "content": CUT}, ANSWER]},
+    "turns": {"turns": ["the cat", CUT]},
+    "call": {"messages": [USER, {"role": "assistant", "tool_calls": [CALL]},
+                          {"role": "tool", "content": "mat"}, ANSWER]},
+    "tools": GOOD | {"tools": [{"name": CUT}]},
+    "template argument": GOOD | {"template_args": {"date": CUT}},
+}  # fmt: skip
+REASON = "record 41: has half of a surrogate pair"
+
+
+@pytest.mark.parametrize("where", sorted(UNPAIRED.keys() - {"turns"}))
+def test_half_of_a_surrogate_pair_is_not_trained_on(where: str, tmp_path: Path) -> None:
+    file = write(tmp_path, [GOOD] * 40 + [UNPAIRED[where]])
+    with pytest.warns(InputWarning, match=REASON):
+        assert len(examples(file)) == 40
+
+
+@pytest.mark.parametrize("tokenizer", [None, TOKENIZER])
+@pytest.mark.parametrize("where", sorted(UNPAIRED.keys() - {"answer", "thought"}))
+def test_half_of_a_surrogate_pair_is_not_asked(where: str, tokenizer: Any, tmp_path: Path) -> None:
+    file = write(tmp_path, [GOOD] * 40 + [UNPAIRED[where]])
+    with pytest.warns(InputWarning, match=REASON):
+        assert len(conversations(file, tokenizer=tokenizer)) == 40
+
+
+def test_a_whole_surrogate_pair_is_a_character(tmp_path: Path) -> None:
+    file = write(tmp_path, ['{"turns": ["mat \\ud83d\\ude00"]}'])
+    assert read_prompts(file, strict=True) == [["mat \U0001f600"]]
+
+
 def test_no_template_is_one_reason(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(None)
     with refused():

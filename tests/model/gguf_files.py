@@ -1,6 +1,7 @@
 """Tiny GGUF files of a Llama with a byte-level tokenizer."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,16 @@ def weights() -> dict[str, np.ndarray]:
 
 
 def write_gguf(
-    path: Path, *, architecture: str = "llama", without: str = "", quantized: bool = False
+    path: Path,
+    *,
+    architecture: str = "llama",
+    without: str = "",
+    quantized: bool = False,
+    fields: Mapping[str, str | float] = {},
+    tensors: Mapping[str, np.ndarray] = {},
 ) -> Path:
-    """`without` names a tensor to leave out; `quantized` stores one as nobody reads it."""
+    """`without` names a tensor to leave out; `quantized` stores one as nobody reads it. `fields` of
+    the architecture, and `tensors`, are added."""
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -55,6 +63,11 @@ def write_gguf(
             writer.add_tensor(f"{name}.weight", blocks, raw_dtype=GGMLQuantizationType.Q8_1)
         elif name != without:
             writer.add_tensor(f"{name}.weight", tensor)
+    for name, value in fields.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"{architecture}.{name}", value)
+    for name, tensor in tensors.items():
+        writer.add_tensor(f"{name}.weight", tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -73,7 +73,7 @@ def test_a_gguf_is_digested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         digested.append(file)
         return sha256(file)
 
-    monkeypatch.setattr("peagle.model.loader.sha256", counting)
+    monkeypatch.setattr("peagle.files.sha256", counting)
     folder = locate(str(path))
     assert locate(str(path)) == folder and digested == [path]
 

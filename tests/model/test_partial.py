@@ -7,6 +7,7 @@ import torch
 from families import FAMILIES, build
 from json_files import change_json, read_json
 from refusals import refused
+from safetensors.torch import load_file, save_file
 from tiny import make_tokenizer
 
 from peagle.data.captured import target_hashes
@@ -86,6 +87,22 @@ def test_tensors_that_are_not_there(tmp_path: Path, missing: str) -> None:
     with refused("target") as error:
         load_partial(name)
     assert missing in str(error.value)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_in_the_files_of_a_tied_target(tmp_path: Path, equal: bool) -> None:
+    """transformers uses it; the whole target is loaded where it is not the embedding."""
+    name = saved(tmp_path, "llama")
+    if equal:
+        files = read_json(tmp_path / INDEX)["weight_map"]
+        table = load_file(tmp_path / files["model.embed_tokens.weight"])[
+            "model.embed_tokens.weight"
+        ]
+        save_file({"lm_head.weight": table}, tmp_path / files["lm_head.weight"], {"format": "pt"})
+    change_json(tmp_path / "config.json", tie_word_embeddings=True)
+    part, hidden = load_partial(name), torch.randn(5, 32)
+    assert isinstance(part, PartialTarget) == equal
+    assert torch.equal(part.logits(hidden), load_target(name).logits(hidden))
 
 
 def test_quantised_weights_need_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

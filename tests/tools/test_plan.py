@@ -49,7 +49,7 @@ def test_parts(folder: Path, method: str) -> None:
     trained = sum(p.numel() for p in new_drafter(target, [[7, 8, 9]], spec).parameters())
     assert made.memory["drafter and optimizer"] == ADAMW * trained
     assert made.memory["target states"] == 200 * 4 * 32 * 4, "three features and the last state"
-    assert made.captured == 10_000 * 4 * 32 * 4
+    assert made.captured == 10_000 * (4 * 32 * 2 + 4 + 1), "bf16, and each token's id and flag"
     comes = ("target states", "loss", "activations")
     assert made.memory["allocator"] == int(ALLOCATOR_GAPS * sum(made.memory[p] for p in comes))
     assert made.total == sum(made.memory.values()) and made.hours is made.cost is None
@@ -86,6 +86,26 @@ def test_hours_from_a_run(folder: Path, tmp_path: Path) -> None:
     made = make(folder, run=tmp_path, gpus=2, price=3.0)
     assert made.hours == pytest.approx(10_000 / 40 / 3600)
     assert made.cost == pytest.approx(made.hours * 2 * 3.0)
+
+
+def test_hours_from_a_run_of_several_processes(folder: Path, tmp_path: Path) -> None:
+    """Its metrics count the tokens of all of them."""
+    for step, (tokens, seconds) in enumerate([(20, 10.0), (60, 12.0)], start=1):
+        line = {"step": step, "answer_tokens": tokens, "processes": 4, "seconds": seconds}
+        append_line(tmp_path / "metrics.jsonl", line)
+    assert measured_rate(tmp_path) == 5
+    for gpus in (1, 4):
+        hours = make(folder, run=tmp_path, gpus=gpus).hours
+        assert hours == pytest.approx(10_000 / (5 * gpus) / 3600)
+
+
+def test_the_memory_of_this_machine_is_that_of_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "main_memory", lambda: (8 * GIB, GIB))
+    assert Training(tokens=10, context=10).room == 8 * GIB
+    assert Training(tokens=10, context=10, gpus=1).room == 80 * GIB
+    assert Training(tokens=10, context=10, memory=2.5).room == 2.5 * GIB
 
 
 def test_runs_that_say_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ def test_two_equal_one(tmp_path: Path, method: str, launch: Callable[..., object
     launch(tmp_path / "2", 2, **settings)
     one, two = (metrics(tmp_path / str(count)) for count in (1, 2))
     assert [m["step"] for m in two] == [1, 2, 3, 4, 5], "process 0 alone writes"
+    assert [m["processes"] for m in one + two] == [1] * 5 + [2] * 5
     for a, b in zip(one, two, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], abs=2e-3)
         assert (a["answer_tokens"], a["accuracy"]) == (b["answer_tokens"], b["accuracy"])

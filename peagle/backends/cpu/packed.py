@@ -18,11 +18,10 @@ from peagle.backends.cpu import matrix
 from peagle.backends.cpu.library import digest, fingerprint, load
 from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
-from peagle.files import replacing, sha256
+from peagle.files import kept_digest, replacing, sha256
 from peagle.model import int8
 from peagle.model.described import DescribedTarget
 from peagle.model.int8 import SCALE
-from peagle.model.loader import kept_digest
 from peagle.paths import cache_dir
 
 log = logging.getLogger(__name__)

@@ -74,7 +74,7 @@ def _products(target: DescribedTarget, place: Place) -> dict[str, Weights]:
     layers = range(target.num_layers)
     names = [f"model.layers.{layer}.{path}.weight" for layer in layers for path in PRODUCTS]
     weights = {name: quantize_weights(target.tensors[name], kind, place) for name in names}
-    head = target.embedding if target.config.tied else target.tensors[HEAD]
+    head = target.tensors.get(HEAD, target.embedding)  # as transformers, whatever the config says
     return weights | {HEAD: quantize_weights(head, kind and "int8", place)}
 
 

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from families import FAMILIES, LEFT, MIXED, PLAIN, WINDOW, build  # noqa: E402
+from json_files import change_json  # noqa: E402
 from tiny_heads import head_config  # noqa: E402
 
 from peagle.backends.base import TargetModel
@@ -30,6 +38,8 @@ from peagle.model.describe import describe_target
 from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.model.layer_config import Rope
+from peagle.model.loader import described_target, load_target
+from peagle.model.partial import load_partial
 from peagle.model.target import Target
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
@@ -131,6 +141,25 @@ def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype)
         out = model.forward(Batch.of([span]), cache, LEFT)
         assert torch.equal(out.hidden, hidden[start : start + count])
         assert torch.equal(out.features, features[start : start + count])
+
+
+@pytest.mark.parametrize("size", ["10GB", "40KB"])
+def test_a_head_in_the_files_is_not_tied_whatever_the_config_says(
+    size: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """As in transformers, which ties equal ones only."""
+    build(LlamaConfig(**PLAIN)).save_pretrained(tmp_path, max_shard_size=size)
+    tokenizer.save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", tie_word_embeddings=True)
+    loaded, read = load_target(str(tmp_path)), described_target(str(tmp_path))
+    described, part = describe_target(loaded), load_partial(str(tmp_path))
+    assert read is not None and described is not None
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    wanted = loaded.logits(hidden)
+    assert not torch.allclose(wanted, hidden @ loaded.embedding.T, atol=1e-2)
+    assert torch.equal(part.logits(hidden), wanted)
+    for target in (read, described):
+        close(CpuBackend(describe=describe_target).target(target).logits(hidden), wanted, 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
