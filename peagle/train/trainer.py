@@ -218,10 +218,9 @@ class Trainer:
         """Acceptance as `measure` finds it; the best head so far is kept in `best/`."""
         progress = self.progress
         stats = measure(self.averaged(self.target.dtype))
-        shares = [round(share, 4) for share in stats.accepted_per_position]
-        length = round(stats.acceptance_length, 4)
-        found: dict[str, Any] = {"acceptance_length": length, "accepted_per_position": shares}
-        progress.acceptance = {"held out": {"k": len(shares), **found}}
+        found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
+        found["accepted_per_position"] = [round(share, 4) for share in stats.accepted_per_position]
+        progress.acceptance = {"held out": {"k": len(stats.accepted_per_position), **found}}
         progress.stale += 1
         if stats.acceptance_length > progress.best_acceptance:
             progress.best_acceptance = stats.acceptance_length
