@@ -162,16 +162,14 @@ def record(name: str, entry: Entry) -> dict[str, Any]:
     """An entry as JSON has it: its name, and the fields of catalog.yaml."""
     fields = asdict(entry)
     for head in fields["heads"].values():
-        if head["folder"] is not None:
-            head["folder"] = str(head["folder"])
+        head["folder"] = head["folder"] and str(head["folder"])
     return {"name": name, **fields}
 
 
 def _read(file: Path) -> dict[str, Entry]:
     """The entries of one file."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        entries = read_mapping(content, None)
+        entries = read_mapping(yaml.safe_load(file.read_text(encoding="utf-8")), None)
         return {name: _entry(each, name, file) for name, each in entries.items()}
     except OSError as error:
         raise InputError(f"{error.strerror}", field="catalog", value=file) from error

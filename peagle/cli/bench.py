@@ -124,8 +124,7 @@ def _heads(target: str, named: dict[str, str | None], cells: list[Cell]) -> dict
 
     heads: dict[str, Head] = {}
     for method in dict.fromkeys(cell.drafting.method for cell in cells):
-        field = method.replace("-", "_")
-        head = find_head(target, named.get(method), method, field=field)
+        head = find_head(target, named.get(method), method, field=method.replace("-", "_"))
         if head is not None:
             heads[method] = head
     return heads

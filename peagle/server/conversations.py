@@ -95,8 +95,7 @@ def tool_name(tool: dict[str, Any], field: str) -> str:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         why = "a tool has no name"
-        fix = 'give {"function": {"name": ...}}'
-        raise InputError(why, field=field, value=tool, fix=fix)
+        raise InputError(why, field=field, value=tool, fix='give {"function": {"name": ...}}')
     return function["name"]
 
 
