@@ -103,7 +103,7 @@ def prepare(settings: ServeSettings) -> Launch:
 
 
 def _flags_draft(settings: ServeSettings) -> bool:
-    return any(flag.startswith("--spec") for flag in settings.flags)
+    return any(flag.startswith(("--spec", "-sc")) for flag in settings.flags)
 
 
 def _find_head(settings: ServeSettings, version: str) -> Head | None:
