@@ -22,7 +22,8 @@ from peagle.server.responses import ApiError
 
 NEAR = 0.8  # difflib's ratio: "temprature" is near "temperature", "metadata" is near nothing
 MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
-IGNORED = {"add_special_tokens", "models"}  # fields of other servers, although near to a known one
+# Fields of other servers, although near to a known one.
+IGNORED = {"add_special_tokens", "models", "parse_tool_calls", "reasoning_format"}
 # Fields of Generation that SamplingParams has under the same name and in the same form.
 SAME = {"temperature", "top_p", "min_p", "seed", "ignore_eos", "n"}
 SAME |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
