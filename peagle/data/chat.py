@@ -241,7 +241,7 @@ def _tool_call(call: object, field: str) -> dict[str, Any]:
         raise InputError("a tool call must be a function with a name", field=field, value=call)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _from_json(arguments, field)
+        arguments = _from_json(arguments.strip() or "{}", field)
     identity = {"id": given["id"]} if "id" in given else {}
     return identity | _function(function["name"], arguments)
 

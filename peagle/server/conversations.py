@@ -239,12 +239,14 @@ class AnswerParser:
         if self._by_template:
             message = to_message(self._tokenizer, self._prompt, answer, self._held)
             named = message.get("tool_calls") or []
-            parsed = [_tool_call(call.get("function", call)) for call in named]
-            calls = [call for call in parsed if call is not None]
+            found = [_tool_call(call.get("function", call)) for call in named]
+            calls = [call for call in found if call is not None]
+            if len(calls) < len(found):
+                return Delta(content=self._held)
             reasoning = message.get("thinking") or message.get("reasoning_content") or ""
             return Delta(content=message["content"], reasoning=reasoning, tool_calls=calls)
         text = self._with_marks(answer) if self._hidden else self._held
-        found = [_json_call(body) for body in CALL.findall(text)]
+        found = [_tool_call(_from_json(body)) for body in CALL.findall(text)]
         if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
             found.pop()  # the answer was cut in the midst of a call: those before it are whole
         calls = [call for call in found if call is not None]
@@ -259,10 +261,10 @@ class AnswerParser:
         return "".join(mark or decode(list(ids)) for mark, ids in runs)
 
 
-def _json_call(text: str) -> ToolCall | None:
+def _from_json(text: str) -> Any:
     try:
-        return _tool_call(json.loads(text))
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -270,8 +272,10 @@ def _tool_call(function: Any) -> ToolCall | None:
     """A call with a new id; None for anything but a function's name and arguments."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
-    arguments = function.get("arguments", {})
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    made = Function(name=function["name"], arguments=arguments)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):  # their JSON, as clients have it
+        arguments = _from_json(arguments.strip() or "{}")
+    if not isinstance(arguments, dict):
+        return None
+    made = Function(name=function["name"], arguments=json.dumps(arguments, ensure_ascii=False))
     return ToolCall(id=f"call-{uuid4().hex}", function=made)

@@ -110,6 +110,14 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     assert to_messages({"messages": [bare]})[0]["tool_calls"][0]["function"] == function
 
 
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_blank_arguments_of_a_tool_call_are_none(blank: str) -> None:
+    """Clients send them for a function without parameters."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": blank}}
+    [said] = to_messages({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert said["tool_calls"][0]["function"] == {"name": "look", "arguments": {}}
+
+
 def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents() -> None:
     """Every answer is trained on once, behind the very prompt it was the answer to."""
     tokenizer = make_tokenizer(THINKING)

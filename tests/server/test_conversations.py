@@ -194,6 +194,28 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
     assert len(calls) == 2, "one that was cut costs no others"
 
 
+def called(tokenizer: Any, arguments: str) -> Delta:
+    """The parsed answer of a call whose arguments are written so."""
+    text = f'<tool_call>{{"name": "sit", "arguments": {arguments}}}</tool_call>'
+    return AnswerParser(tokenizer, [], None).push(text, [])
+
+
+@pytest.mark.parametrize("arguments", ['"on a mat"', '"[1]"', "[1]", "7", '"{"', "[" * 99_999])
+def test_a_call_without_an_object_of_arguments_is_text(llm: LLM, arguments: str) -> None:
+    """No client could read it."""
+    delta = called(llm.tokenizer, arguments)
+    assert (delta.tool_calls, arguments in str(delta.content)) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [('""', {}), ('" "', {}), ("null", {}), ('"{\\"on\\": 1}"', {"on": 1})],
+)
+def test_arguments_that_a_model_writes_as_text(llm: LLM, arguments: str, meant: Any) -> None:
+    [call] = called(llm.tokenizer, arguments).tool_calls
+    assert json.loads(call.function.arguments) == meant
+
+
 def test_calls_that_are_demanded_have_an_end(serve: Serve) -> None:
     """A target that would write calls for ever stops at MAX_CALLS; a cut call is dropped."""
     target = make_target(context=2048)
@@ -229,6 +251,8 @@ def test_a_tokenizer_that_parses() -> None:
     names = [call.function.name for call in parsed.tool_calls]
     assert (parsed.content, names) == ("ok", ["sit"])
     assert emitted('ok[CALL]{"name": "s') == Delta(content='ok[CALL]{"name": "s')
+    broken = 'ok[CALL]{"name": "sit", "arguments": "a mat"}[END]'
+    assert emitted(broken) == Delta(content=broken)
 
 
 @pytest.mark.parametrize("special", [False, True])
