@@ -277,5 +277,11 @@ def _tool_call(function: Any) -> ToolCall | None:
         arguments = _from_json(arguments.strip() or "{}")
     if not isinstance(arguments, dict):
         return None
-    made = Function(name=function["name"], arguments=json.dumps(arguments, ensure_ascii=False))
+    written = json.dumps(arguments, ensure_ascii=False)
+    made = Function(name=_characters(function["name"]), arguments=_characters(written))
     return ToolCall(id=f"call-{uuid4().hex}", function=made)
+
+
+def _characters(text: str) -> str:
+    """The text with U+FFFD in place of halves of characters, which JSON can escape (\\ud83d)."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -100,6 +100,19 @@ def lie(on: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_half_of_a_character_in_a_call(serve: Serve, stream: bool) -> None:
+    """A model can escape it in JSON, and no answer can be sent with it."""
+    running = serve()
+    half = '<tool_call>\n{"name": "sit\\udc00", "arguments": {"on": "\\ud83d mat"}}\n</tool_call>'
+    form = {"structured_outputs": {"choice": [half]}}
+    got = running.chat(ASKED, tools=[TOOL], extra_body=form, max_tokens=100, stream=stream)
+    [*_, last] = [part.choices[0] for part in (got if stream else [got])]
+    [call] = (last.delta if stream else last.message).tool_calls
+    assert call.function.name == "sit\N{REPLACEMENT CHARACTER}"
+    assert json.loads(call.function.arguments) == {"on": "\N{REPLACEMENT CHARACTER} mat"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "läg"}}])
 def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
     """A random target emits a call, with arguments that satisfy the schema."""
