@@ -110,6 +110,31 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     assert to_messages({"messages": [bare]})[0]["tool_calls"][0]["function"] == function
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_thoughts_are_read_under_each_name(name: str) -> None:
+    """Servers write any of them, and a template reads another one."""
+    said = {"role": "assistant", "content": "so", name: "hm"}
+    [read] = to_messages({"messages": [said]})
+    assert (read["thinking"], read["reasoning_content"]) == ("hm", "hm")
+
+
+def test_a_template_that_has_one_place_for_text_and_thoughts() -> None:
+    """GPT-OSS's, in a turn with calls; it refuses both."""
+    refusal = "{{ raise_exception('Cannot pass both content and thinking!') }}"
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}"
+        "{% if m.content and m.thinking %}" + refusal + "{% endif %}"
+        "({{ m.content or m.thinking }}){{ m.tool_calls | tojson }}"
+        "{% else %}({{ m.thinking }}){{ m.content }}{% endif %}{% endfor %}"
+    )
+    calling = {"role": "assistant", "reasoning": "hm", "tool_calls": [CALL]}
+    shown = {text: to_messages({"messages": [{**calling, "content": text}]}) for text in ("so", "")}
+    for text, place in {"so": "(so)[", "": "(hm)["}.items():
+        assert render(make_tokenizer(template), shown[text], answer=False).startswith(place)
+    said = to_messages({"messages": [{"role": "assistant", "content": "so", "reasoning": "hm"}]})
+    assert render(make_tokenizer(template), said, answer=False) == "(hm)so"
+
+
 @pytest.mark.parametrize("blank", ["", " \n"])
 def test_blank_arguments_of_a_tool_call_are_none(blank: str) -> None:
     """Clients send them for a function without parameters."""
