@@ -274,6 +274,8 @@ def to_style(record: dict[str, Any]) -> Style:
 
 def _from_json(text: str, field: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # as templates write it
+    except (ValueError, RecursionError) as error:
         raise InputError("not JSON", field=field, value=text) from error
+    return found

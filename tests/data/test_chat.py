@@ -21,7 +21,7 @@ TALK = [
     {"role": "assistant", "content": "it ran!\n\nfar"},
 ]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "mat"}'}}
-BROKEN = {"name": "look", "arguments": "{a"}
+BROKEN = [{"name": "look", "arguments": text} for text in ("{a", "[" * 99_999, '{"a": "\\ud83d"}')]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 USED_TOOL = [
     {"role": "user", "content": "the cat?"},
@@ -286,7 +286,7 @@ def test_records_without_messages(record: dict[str, Any]) -> None:
         {"role": "user", "content": [{"type": "text"}]},
         {"role": "assistant", "tool_calls": ["f"]},
         {"role": "assistant", "tool_calls": [{"function": {}}]},
-        {"role": "assistant", "tool_calls": [BROKEN]},
+        *({"role": "assistant", "tool_calls": [call]} for call in BROKEN),
     ],
 )
 def test_bad_turns(turn: object) -> None:

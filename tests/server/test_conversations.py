@@ -213,7 +213,9 @@ def called(tokenizer: Any, arguments: str) -> Delta:
     return AnswerParser(tokenizer, [], None).push(text, [])
 
 
-@pytest.mark.parametrize("arguments", ['"on a mat"', '"[1]"', "[1]", "7", '"{"', "[" * 99_999])
+@pytest.mark.parametrize(
+    "arguments", ['"on a mat"', '"[1]"', "[1]", "7", '"{"', pytest.param("[" * 99_999, id="deep")]
+)
 def test_a_call_without_an_object_of_arguments_is_text(llm: LLM, arguments: str) -> None:
     """No client could read it."""
     delta = called(llm.tokenizer, arguments)
