@@ -86,8 +86,10 @@ class Api:
         if tools:
             max_calls = None if body.parallel_tool_calls else 1
 
+        args = body.template_args(str(self.llm.tokenizer.chat_template))
+
         def token_ids() -> list[list[int]]:
-            return [conversation_ids(self.llm, body.messages, tools, body.template_args)]
+            return [conversation_ids(self.llm, body.messages, tools, args)]
 
         build = partial(ChatBuilder, self.llm.tokenizer, max_calls)
         return await self._generate(http, body, build, 1, token_ids)

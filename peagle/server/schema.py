@@ -270,13 +270,15 @@ class ChatBody(Generation):
     tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
-    reasoning_effort: str | None = None  # as GPT-OSS's template has it
+    reasoning_effort: str | None = None  # as GPT-OSS's template has it; "none": no thoughts
 
-    @property
-    def template_args(self) -> dict[str, Any]:
-        """Further arguments of the chat template."""
+    def template_args(self, template: str) -> dict[str, Any]:
+        """Further arguments of a chat template. Clients send an effort to any target: a template
+        that does not read it gets none."""
         effort = self.reasoning_effort
-        return self.chat_template_kwargs | ({} if effort is None else {"reasoning_effort": effort})
+        meant = {"reasoning_effort": effort, "enable_thinking": False if effort == "none" else None}
+        read = {n: value for n, value in meant.items() if value is not None and n in template}
+        return self.chat_template_kwargs | read
 
     @property
     def top(self) -> int | None:

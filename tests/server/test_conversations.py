@@ -174,6 +174,28 @@ def test_arguments_of_the_template(serve: Serve, name: str, bodies: list[dict[st
     assert long.prompt_tokens > short.prompt_tokens
 
 
+@pytest.mark.parametrize(
+    ("template", "effort", "shown"),
+    [
+        ("{{ enable_thinking }}", "none", "False"),
+        ("{{ enable_thinking }}", "high", ""),
+        ("{{ reasoning_effort }}", "none", "none"),
+        ("", "none", ""),
+        ("", "medium", ""),
+    ],
+)
+def test_an_effort_is_ignored_where_the_template_reads_none(
+    serve: Serve, template: str, effort: str, shown: str
+) -> None:
+    """Clients of targets that think send it by default; "none" disables thoughts."""
+    running = serve()
+    running.api.llm.tokenizer.chat_template = shown + CHATML
+    wanted = running.chat(ASKED, max_tokens=1).usage.prompt_tokens
+    running.api.llm.tokenizer.chat_template = template + CHATML
+    usage = running.chat(ASKED, max_tokens=1, reasoning_effort=effort).usage
+    assert usage.prompt_tokens == wanted
+
+
 def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
     """The error names its index; a developer is the system."""
     running = serve()
