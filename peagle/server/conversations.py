@@ -17,7 +17,7 @@ from uuid import uuid4
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, Style, render, to_message, to_messages
+from peagle.data.chat import CALL_ID, Message, Style, render, to_message, to_messages
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
@@ -269,7 +269,8 @@ def _from_json(text: str) -> Any:
 
 
 def _tool_call(function: Any) -> ToolCall | None:
-    """A call with a new id; None for anything but a function's name and arguments."""
+    """A call with a new id of a form that every template takes; None for anything but a function's
+    name and arguments."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
     arguments = function.get("arguments") or {}
@@ -279,7 +280,7 @@ def _tool_call(function: Any) -> ToolCall | None:
         return None
     written = json.dumps(arguments, ensure_ascii=False)
     made = Function(name=_characters(function["name"]), arguments=_characters(written))
-    return ToolCall(id=f"call-{uuid4().hex}", function=made)
+    return ToolCall(id=uuid4().hex[: len(CALL_ID)], function=made)
 
 
 def _characters(text: str) -> str:

@@ -1,6 +1,7 @@
 """/v1/chat/completions: the chat template, streams, tool calls."""
 
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -225,6 +226,8 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
     assert own.push("kit>").content == "<tool_kit>"
     calls = own.push(CALL + CALL, []).tool_calls
     assert [call.function.name for call in calls] == ["sit", "sit"]
+    assert all(re.fullmatch("[a-z0-9]{9}", call.id) for call in calls), "as Mistral demands"
+    assert len({call.id for call in calls}) == 2
     calls = own.push(CALL[:-20], []).tool_calls
     assert len(calls) == 2, "one that was cut costs no others"
 
