@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.bench.run import (
-    compare_files,
-    environment,
-    make_cells,
-    report,
-    write_json,
-)
+from peagle.bench.run import compare_files, environment, make_cells, report, write_json
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import model_name
 from peagle.cli import common
