@@ -18,7 +18,7 @@ import regex
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import CALL_ID, Message, Style, render, to_message, to_messages
-from peagle.engine.grammars import in_lark
+from peagle.engine.grammars import SPACE, in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.model.template import check_template, check_template_args
@@ -64,17 +64,27 @@ def _with_text(index: int, message: dict[str, Any]) -> Message:
 
 
 def call_grammar(
-    tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]], several: bool
-) -> str:
-    """A Lark grammar of calls of these tools as the target writes them, and nothing else;
-    `several`: up to MAX_CALLS calls instead of one.
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]],
+    several: bool,
+    answer: dict[str, Any] | None = None,
+) -> str | None:
+    """A Lark grammar of calls of these tools as the target writes them, or of an `answer` by this
+    JSON schema, and nothing else; `several`: up to MAX_CALLS calls instead of one. None where calls
+    come before what the grammar of an answer constrains (GPT-OSS).
 
     Raises InputError where the target's format of calls is unknown.
     """
-    opening, closing = _marks(tokenizer)
+    fields = (answer_template(tokenizer) or {}).get("fields", {})
+    if answer is not None and {"open", "open_pattern"} & fields.get("content", {}).keys():
+        return None
+    opening, closing = _marks(tokenizer, "tool_choice" if answer is None else "response_format")
     more = rf' ("\n" call){{0,{MAX_CALLS - 1}}}' if several else ""
     names = [f"call{i}" for i in range(len(tools))]
     lines = [f"start: call{more}", f"call: {opening} ({' | '.join(names)}) {closing}"]
+    if answer is not None:
+        schema = {"x-guidance": {"whitespace_pattern": SPACE}} | answer
+        lines[0] = f"start: answer | call{more}\nanswer: %json {json.dumps(schema)}"
     for rule, tool in zip(names, tools, strict=True):
         name = tool_name(tool, "tools")
         schema = tool["function"].get("parameters") or {}
@@ -99,8 +109,9 @@ def tool_name(tool: dict[str, Any], field: str) -> str:
     return function["name"]
 
 
-def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Opening and closing mark around the JSON of a call, in Lark."""
+def _marks(tokenizer: PreTrainedTokenizerBase, field: str) -> tuple[str, str]:
+    """Opening and closing mark around the JSON of a call, in Lark. Raises InputError of `field`
+    where they are unknown."""
     template = answer_template(tokenizer)
     if template is None:
         written = str(getattr(tokenizer, "chat_template", ""))
@@ -112,7 +123,8 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         if call.get("content") == "json" and whole and "open" in call and "close" in call:
             return in_lark(tokenizer, call["open"]), in_lark(tokenizer, call["close"])
     why = "the format in which this target writes tool calls is unknown"
-    raise InputError(why, field="tool_choice", fix="use 'auto' or 'none'")
+    fix = "use 'auto' or 'none'" if field == "tool_choice" else "leave out it or the tools"
+    raise InputError(why, field=field, fix=fix)
 
 
 class ThoughtParser:

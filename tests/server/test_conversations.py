@@ -8,7 +8,8 @@ from typing import Any
 import openai
 import pytest
 from refusals import refused
-from serving import Running, Serve
+from serving import Running, Serve, make_llm
+from thinking import say
 from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
 from peagle.data.chat import prompt_ids
@@ -132,6 +133,40 @@ def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
         assert not emitted.content
 
 
+FORM: Any = {"enum": ["mat", 7]}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "calls"), [(CALL, 1), (f"{CALL}\n{CALL}", 2), ("7", 0), ("hm", 0), ("<tool_kit>", 1)]
+)
+def test_an_answer_with_a_form_or_calls(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, script: str, calls: int, stream: bool
+) -> None:
+    """The target chooses, and keeps to either, whatever it would write."""
+    running = serve(make_llm(None))
+    tokenizer = running.api.llm.tokenizer
+    tokenizer.chat_template = CALLING
+    say(monkeypatch, [*tokenizer(script)["input_ids"], *[tokenizer.eos_token_id] * 99])
+    got = running.chat(ASKED, tools=[lie(FORM), TOOL], response_format=FORMAT, stream=stream)
+    choices = [part.choices[0] for part in (got if stream else [got])]
+    parts = [choice.delta if stream else choice.message for choice in choices]
+    text = "".join(part.content or "" for part in parts)
+    called = parts[-1].tool_calls or []
+    assert (len(called), choices[-1].finish_reason) == (calls, "tool_calls" if calls else "stop")
+    assert not text if calls else json.loads(text) in FORM["enum"]
+    for call in called:
+        assert isinstance(json.loads(call.function.arguments), dict)
+
+
+def test_a_form_without_tools_in_its_way(serve: Serve) -> None:
+    """Tools that may not be called leave the form alone."""
+    running = serve()
+    asked: Any = {"tools": [TOOL], "tool_choice": "none", "response_format": FORMAT}
+    assert json.loads(running.chat(ASKED, **asked).choices[0].message.content) in FORM["enum"]
+
+
 def test_a_schema_of_a_tool_that_is_none(serve: Serve) -> None:
     running = serve()
     running.api.llm.tokenizer.chat_template = CALLING
@@ -147,10 +182,15 @@ def test_how_calls_are_written() -> None:
     template["fields"]["tool_calls"] |= {"content": "json", "transform": {"function": "{content}"}}
     tokenizer.response_template = template
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
-    grammar = call_grammar(tokenizer, [TOOL], several=True)
+    grammar = str(call_grammar(tokenizer, [TOOL], several=True))
     assert 'start: call ("\\n" call){0,7}\ncall: <[3]> (call0) "[END]"\n' in grammar
     with refused("tools"):
         call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
+    form = call_grammar(tokenizer, [TOOL], several=False, answer={"type": "object"})
+    assert str(form).startswith("start: answer | call\nanswer: %json {")
+    template["fields"]["content"] = {"open": "[FINAL]"}
+    why = "calls come before what a form constrains, as GPT-OSS writes them"
+    assert call_grammar(tokenizer, [TOOL], several=False, answer={"type": "object"}) is None, why
     template["fields"]["tool_calls"]["content"] = "xml-inline"
     with refused("tool_choice"):
         call_grammar(tokenizer, [TOOL], several=True)

@@ -86,6 +86,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required", "tools": [TOOL], "structured_outputs": {"regex": "a"}},
      "tool_choice"),
     ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),  # an unknown format of calls
+    ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),  # the same
     ({"top_logprobs": 99}, "top_logprobs"),
     ({"functions": [{}]}, "functions"),
     ({"chat_template": "x"}, "chat_template"),
