@@ -115,7 +115,6 @@ def serve(
         fix = "pip install 'peagle[serve]'"
         raise InputError(f"{error.name} is not installed", fix=fix) from error
 
-    check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
     check_host(host, api_key, allow_no_key)
     named = [name for name in common.NOT_VLLMS if given(context, name)]

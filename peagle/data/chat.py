@@ -78,8 +78,7 @@ def render(
     if lost is not None:
         why = "the chat template leaves out this turn, or a call in it"
         role = messages[lost]["role"]
-        fix = "put it into another turn"
-        raise InputError(why, field=f"messages[{lost}]", value=role, fix=fix)
+        raise InputError(why, field=f"messages[{lost}]", value=role, fix="put it into another turn")
     return text
 
 

@@ -235,6 +235,8 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--method", "p-eagle"), "--head: no p-eagle head is known for"),
             ((*engine, "--head", head, "--method", "p-eagle"), f"--head {head}: its method is "),
             ((*engine, "--head", head, "--k", 0), "--k 0: "),
+            ((*engine, "--k", 5), f"--k 5: {target} has no head; name one with --head"),
+            ((*engine, "--no-speculation", "--k", 5), "--k: excludes --no-speculation; leave one"),
             ((*engine, "--vllm-python", tmp_path / "no"), f"--vllm-python {tmp_path / 'no'}: "),
             ((*engine, "--vllm-python", sys.executable), f"--vllm-python {sys.executable}: "),
         ):
