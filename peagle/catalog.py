@@ -158,18 +158,16 @@ def how_to_get(head: CatalogHead) -> str:
 
 def record(name: str, entry: Entry) -> dict[str, Any]:
     """An entry as JSON has it: its name, and the fields of catalog.yaml."""
-
-    def plain(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: str(value) if isinstance(value, Path) else value for name, value in fields}
-
-    return {"name": name, **asdict(entry, dict_factory=plain)}
+    fields = asdict(entry)
+    for head in fields["heads"].values():
+        head["folder"] = head["folder"] and str(head["folder"])
+    return {"name": name, **fields}
 
 
 def _read(file: Path) -> dict[str, Entry]:
     """The entries of one file."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        entries = read_mapping(content, None)
+        entries = read_mapping(yaml.safe_load(file.read_text(encoding="utf-8")), None)
         return {name: _entry(each, name, file) for name, each in entries.items()}
     except OSError as error:
         raise InputError(f"{error.strerror}", field="catalog", value=file) from error

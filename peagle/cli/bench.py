@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.bench.run import (
-    compare_files,
-    environment,
-    make_cells,
-    report,
-    write_json,
-)
+from peagle.bench.run import compare_files, environment, make_cells, report, write_json
 from peagle.bench.summary import Cell, Result
 from peagle.catalog import model_name
 from peagle.cli import common
@@ -124,8 +118,7 @@ def _heads(target: str, named: dict[str, str | None], cells: list[Cell]) -> dict
 
     heads: dict[str, Head] = {}
     for method in dict.fromkeys(cell.drafting.method for cell in cells):
-        field = method.replace("-", "_")
-        head = find_head(target, named.get(method), method, field=field)
+        head = find_head(target, named.get(method), method, field=method.replace("-", "_"))
         if head is not None:
             heads[method] = head
     return heads

@@ -47,6 +47,12 @@ NOT_VLLMS = {
     "max_queue": ("has no limit of waiting requests", LEAVE_OUT),
     "max_seconds": ("has no limit of time", LEAVE_OUT),
 }
+# Options that would do nothing, or leave nothing that drafts, by the choice of the method.
+EXCLUDED = {
+    "`no_speculation`": ("head", "method", "k", "nodes"),
+    "`method` none": ("k", "nodes"),
+    "`method` lookup": ("head", "k", "no_lookup"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,13 @@ class ModelOptions:
 
     @property
     def drafting(self) -> str | None:
-        """The chosen method; None: the head's."""
+        """The chosen method; None: the head's. Raises InputError for options that exclude it, and
+        for K below 1."""
+        check_at_least(1, k=self.k)
+        way = "`no_speculation`" if self.no_speculation else f"`method` {self.method}"
+        for name in EXCLUDED.get(way, ()):
+            if getattr(self, name):
+                raise InputError(f"excludes {way}", field=name, fix="leave one of them out")
         return "none" if self.no_speculation else self.method
 
 
@@ -102,12 +114,12 @@ def open_llm(
     from transformers.utils import logging
 
     from peagle.engine.llm import LLM
-    from peagle.heads.find import find_head
+    from peagle.heads.find import check_drafts, find_head
     from peagle.model.template import use_template
 
     method = options.drafting
-    check_at_least(1, k=options.k)
     head = find_head(target, options.head, method)  # before the target takes its time to load
+    check_drafts(target, head, options.k)
     device = announced_device(options.device)
     logging.disable_progress_bar()
     with screen.status(f"loading {model_name(target)}"):
@@ -188,9 +200,8 @@ def resolve_engine(
     Those of the given `options` that vLLM lacks select the native engine with auto, and are
     refused with vllm.
     """
-    lacking = [name for name in NOT_VLLMS if name in options]
-    if device in VLLM_DEVICES and "device" in lacking:
-        lacking.remove("device")
+    shared = ("device",) if device in VLLM_DEVICES else ()
+    lacking = [name for name in NOT_VLLMS if name in options and name not in shared]
     if named == "vllm" and lacking:
         raise not_vllms(lacking[0])
     if named != "auto":

@@ -51,8 +51,7 @@ def synth(
     output: JSONL file to append to; records that it holds are not made again.
     """
     check_at_least(1, max_tokens=config.max_tokens)
-    args = template_args(chat_template_arg or [])
-    config = replace(config, template_args=args)
+    config = replace(config, template_args=template_args(chat_template_arg or []))
     llm = common.open_llm(target, model)
     with common.counting("records", config.count, common.WRITTEN) as count:
         report = synthesize(llm, output, config, count)
@@ -135,8 +134,7 @@ def template_args(texts: list[str]) -> dict[str, Any]:
         try:
             args[name] = yaml.safe_load(value)
         except (yaml.YAMLError, RecursionError) as error:
-            why = first_line(error)
-            raise InputError(why, field="chat_template_arg", value=value) from error
+            raise InputError(first_line(error), field="chat_template_arg", value=value) from error
     return args
 
 

@@ -149,8 +149,7 @@ def _check_place(context: typer.Context, place: str) -> None:
     for name in set().union(*ONLY_AT.values()).difference(ONLY_AT[place]):
         if given(context, name):
             why = f"does nothing with --to {place}"
-            value = context.params[name]
-            raise InputError(why, field=name, value=value, fix="leave it out")
+            raise InputError(why, field=name, value=context.params[name], fix="leave it out")
 
 
 def _region(where: Where) -> str:

@@ -80,9 +80,7 @@ def generate(
 
 
 def chat(
-    target: str,
-    model: common.ModelOptions,
-    sampling: Annotated[SamplingParams, CHAT_SAMPLING],
+    target: str, model: common.ModelOptions, sampling: Annotated[SamplingParams, CHAT_SAMPLING]
 ) -> None:
     """Chat with a model. An empty line or the end of input ends the conversation."""
     from peagle.data.chat import Message, prompt_ids

@@ -103,6 +103,11 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VERSION = typer.Option(
+    "--version", callback=_version, is_eager=True, help="Print the version and exit."
+)
+
+
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
     """Print each InputWarning once, as one line on stderr; other warnings as Python does."""
@@ -125,15 +130,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 @app.callback()
-def root(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
+def root(context: typer.Context, version: Annotated[bool, VERSION] = False) -> None:
     """P-EAGLE speculative decoding: run, measure and train parallel-drafting heads."""
     context.with_resource(_warnings_in_a_line())
 

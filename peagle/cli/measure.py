@@ -84,8 +84,7 @@ def evaluate(
     used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
     rows = list[dict[str, Any]]()
     with common.progress_bar("turns", "answered") as bar:
-        turns = sum(map(len, conversations))
-        task = bar.add_task("", total=len(used) * turns)
+        task = bar.add_task("", total=len(used) * sum(map(len, conversations)))
         for one in used:
             row = measure_acceptance(one, conversations, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 # These are checked here; of a flag given twice, vLLM takes the last.
-OPTIONS_OF_SERVE = ("host", "port", "api-key", "model")
+OPTIONS_OF_SERVE = ("--host", "--port", "--api-key", "--model")
 VLLM_FLAGS = typer.Argument(metavar="[-- VLLM_FLAGS...]", show_default=False)
 
 
@@ -49,17 +49,15 @@ class Serving:
 
     def curl(self) -> str:
         """A request that a POSIX shell runs as it is; the key comes from its variable."""
-        body: dict[str, object] = {"model": self.model}
+        path = "completions"
+        asked: dict[str, object] = {"prompt": "Once upon a time"}
         if self.chat:
             path = "chat/completions"
-            body["messages"] = [{"role": "user", "content": "Hello!"}]
-        else:
-            path = "completions"
-            body["prompt"] = "Once upon a time"
+            asked = {"messages": [{"role": "user", "content": "Hello!"}]}
         headers = ["-H 'Content-Type: application/json'"]
         if self.key:
             headers.append(f'-H "Authorization: Bearer ${self.key}"')
-        data = shlex.quote(json.dumps(body | {"max_tokens": 64}))
+        data = shlex.quote(json.dumps({"model": self.model, **asked, "max_tokens": 64}))
         return f"curl {shlex.quote(f'{self.url}/v1/{path}')} {' '.join(headers)} -d {data}"
 
     def show(self) -> None:
@@ -117,7 +115,6 @@ def serve(
         fix = "pip install 'peagle[serve]'"
         raise InputError(f"{error.name} is not installed", fix=fix) from error
 
-    check_at_least(1, k=options.k)
     model = served_model_name or model_name(target)
     check_host(host, api_key, allow_no_key)
     named = [name for name in common.NOT_VLLMS if given(context, name)]
@@ -133,8 +130,7 @@ def serve(
         _serve_vllm(settings)
     if vllm_flags:
         why = "flags after -- are vLLM's"
-        fix = "set `engine` to vllm"
-        raise InputError(why, field="vllm_flags", value=vllm_flags[0], fix=fix)
+        raise InputError(why, field="vllm_flags", value=vllm_flags[0], fix="set `engine` to vllm")
     check_at_least(0, max_queue=max_queue)
     if not max_seconds > 0:
         raise InputError("must be above 0", field="max_seconds", value=max_seconds)
@@ -175,9 +171,8 @@ def _serve_vllm(settings: "ServeSettings") -> None:
 
 def _check_flags(flags: Sequence[str]) -> None:
     """Raise InputError for those of vLLM's flags that are options of `peagle serve`."""
-    given = [flag.partition("=")[0] for flag in flags if flag.startswith("--")]
-    for flag in given:
-        name = flag.removeprefix("--").replace("_", "-")
+    for flag in flags:
+        name = flag.partition("=")[0].replace("_", "-")
         if name in OPTIONS_OF_SERVE:
             why = "is an option of peagle serve, not of vLLM"
-            raise InputError(why, field=name.replace("-", "_"), fix="give it before --")
+            raise InputError(why, field=name[2:].replace("-", "_"), fix="give it before --")

@@ -29,8 +29,7 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     try:
         loaded = yaml.safe_load(existing_file(path, "config").read_text())
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        why = f"not YAML ({first_line(error)})"
-        raise InputError(why, field="config", value=path) from error
+        raise InputError(f"not YAML ({first_line(error)})", field="config", value=path) from error
     if not isinstance(loaded, dict):
         raise InputError("expected name: value lines", field="config", value=path)
     options = {p.name: p for p in context.command.params if p.opts[0].startswith("--")}

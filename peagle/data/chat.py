@@ -18,6 +18,7 @@ SYSTEM_ROLES = ("system", "developer")
 ASKING = ("user", "tool")
 ROLES = (*ASKING, "assistant", *SYSTEM_ROLES)
 KEPT = ("tool_call_id", "name")  # templates read these too
+ONE_OF_BOTH = "both content and thinking"  # in GPT-OSS's template: before a call it refuses both
 CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
 Message = dict[str, Any]
 
@@ -68,6 +69,8 @@ def render(
     template = str(tokenizer.chat_template)
     known = {} if "developer" in template else {"developer": "system"}
     given = [{**turn, "role": known.get(turn["role"], turn["role"])} for turn in messages]
+    if ONE_OF_BOTH in template:
+        given = list(map(_without_thoughts, given))
     text = apply_template(tokenizer, given, answer=answer, tools=style.tools, args=style.args)
     turns = tuple((turn["role"], len(turn.get("tool_calls") or ())) for turn in given)
     how = json.dumps({"tools": style.tools, "args": dict(style.args)}, default=str)
@@ -75,9 +78,14 @@ def render(
     if lost is not None:
         why = "the chat template leaves out this turn, or a call in it"
         role = messages[lost]["role"]
-        fix = "put it into another turn"
-        raise InputError(why, field=f"messages[{lost}]", value=role, fix=fix)
+        raise InputError(why, field=f"messages[{lost}]", value=role, fix="put it into another turn")
     return text
+
+
+def _without_thoughts(turn: Message) -> Message:
+    """The turn, without its thoughts where it has both a text and calls."""
+    both = turn["content"] and turn.get("tool_calls")
+    return {key: value for key, value in turn.items() if not (both and key in THINKING)}
 
 
 @lru_cache(4096)
@@ -234,7 +242,7 @@ def _message(turn: object, field: str) -> Message:
         raise InputError("its content must be a text", field=field, value=content)
     message = {"role": role, "content": content}
     message |= {key: turn[key] for key in KEPT if turn.get(key) is not None}
-    if thought := next((turn[key] for key in THINKING if turn.get(key)), None):
+    if thought := next((turn[key] for key in (*THINKING, "reasoning") if turn.get(key)), None):
         message |= dict.fromkeys(THINKING, thought)
     if calls:
         message["tool_calls"] = [_tool_call(call, field) for call in calls]
@@ -249,7 +257,7 @@ def _tool_call(call: object, field: str) -> dict[str, Any]:
         raise InputError("a tool call must be a function with a name", field=field, value=call)
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
-        arguments = _from_json(arguments, field)
+        arguments = _from_json(arguments.strip() or "{}", field)
     identity = {"id": given["id"]} if "id" in given else {}
     return identity | _function(function["name"], arguments)
 
@@ -273,6 +281,8 @@ def to_style(record: dict[str, Any]) -> Style:
 
 def _from_json(text: str, field: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # as templates write it
+    except (ValueError, RecursionError) as error:
         raise InputError("not JSON", field=field, value=text) from error
+    return found

@@ -240,12 +240,7 @@ async def _ask(client: httpx.AsyncClient, endpoint: Endpoint, body: dict[str, An
     answer = await _request(client, "POST", f"{endpoint.url}/chat/completions", body)
     try:
         given = answer["choices"][0]["message"]
-        message = {
-            "role": "assistant",
-            "content": given.get("content") or "",
-            "tool_calls": given.get("tool_calls"),
-            "reasoning_content": given.get("reasoning_content") or given.get("reasoning"),
-        }
+        message = {**given, "role": "assistant", "content": given.get("content") or ""}
         found = to_messages({"messages": [message]})
         check_text(found)
         return found[0]

@@ -29,7 +29,8 @@ def command(environ: Mapping[str, str]) -> list[str]:
         fix = "set it to the arguments of peagle serve, as smollm2-135m"
         raise InputError("is missing", field=VARIABLE, fix=fix)
     where = ["--host", "0.0.0.0", "--port", environ.get("SAGEMAKER_BIND_TO_PORT", "8080")]
-    hosts = [] if "vllm" in given else ["--allowed-hosts", "*"]
+    vllm = "engine vllm" in " ".join(given).replace("=", " ")
+    hosts = [] if vllm else ["--allowed-hosts", "*"]
     return ["serve", *where, "--allow-no-key", *hosts, *given]  # of two values the last counts
 
 

@@ -75,9 +75,8 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["to_yaml"] = _to_yaml
-    environment.filters["in_a_line"] = partial(_to_yaml, flow=True)
-    environment.filters["shell"] = shlex.join
+    in_a_line = partial(_to_yaml, flow=True)
+    environment.filters |= {"to_yaml": _to_yaml, "in_a_line": in_a_line, "shell": shlex.join}
     return environment.get_template(template).render(values)
 
 

@@ -58,7 +58,7 @@ def _new_text(choice: dict[str, Any]) -> str:
 
 def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes]:
     """The parts of an answer of the server at `url`. Raises DeployFailed."""
-    address = f"{url.removesuffix('/v1')}/v1/chat/completions"
+    address = f"{_base(url)}/v1/chat/completions"
     sent = httpx.stream("POST", address, json=body, headers=_headers(key), timeout=STREAM_TIMEOUT)
     try:
         with sent as response:
@@ -73,8 +73,8 @@ def over_http(url: str, key: str | None, body: dict[str, Any]) -> Iterator[bytes
 def drafted(url: str, key: str | None) -> tuple[float, float] | None:
     """Rounds with drafts and accepted tokens since a server began; None without such metrics."""
     try:
-        address = f"{url.removesuffix('/v1')}/metrics"
-        text = httpx.get(address, headers=_headers(key), timeout=30).raise_for_status().text
+        answer = httpx.get(f"{_base(url)}/metrics", headers=_headers(key), timeout=30)
+        text = answer.raise_for_status().text
     except (httpx.HTTPError, httpx.InvalidURL):
         return None
     found = [re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
@@ -89,6 +89,11 @@ def acceptance(before: tuple[float, float] | None, after: tuple[float, float] | 
         return "acceptance not known: the address has no metrics of drafting"
     rounds, accepted = after[0] - before[0], after[1] - before[1]
     return f"acceptance length {1 + accepted / rounds:.2f}" if rounds else "nothing was drafted"
+
+
+def _base(url: str) -> str:
+    """The address of a server, which may be given as a page's or as the API's."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _headers(key: str | None) -> dict[str, str]:

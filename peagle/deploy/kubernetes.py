@@ -46,15 +46,9 @@ def rendered(plan: Plan, form: str, namespace: str = "default", *, pinned: bool 
     start = shlex.join(command(plan, form, namespace, "FILE"))
     unique = hashlib.sha256(f"{namespace}/{plan.resource}".encode()).hexdigest()
     return render(
-        f"{form}.yaml.j2",
-        plan=plan,
-        namespace=namespace,
-        arguments=arguments,
-        gpu=gpu,
-        cuda=cuda,
-        start=start,
-        model_name=f"m{unique[:5]}",
-    )
+        f"{form}.yaml.j2", plan=plan, namespace=namespace, arguments=arguments, gpu=gpu, cuda=cuda,
+        start=start, model_name=f"m{unique[:5]}",
+    )  # fmt: skip
 
 
 def command(plan: Plan, form: str, namespace: str, file: str = "-") -> list[str]:

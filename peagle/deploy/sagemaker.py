@@ -83,8 +83,7 @@ def failures() -> Iterator[None]:
     try:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
     except ImportError as error:
-        fix = "pip install 'peagle[deploy]'"
-        raise InputError("SageMaker needs boto3", fix=fix) from error
+        raise InputError("SageMaker needs boto3", fix="pip install 'peagle[deploy]'") from error
     try:
         yield
     except (BotoCoreError, ClientError) as error:

@@ -53,6 +53,12 @@ def find_head(
     return Head(name, folder, keys.method, k)
 
 
+def check_drafts(target: str, head: Head | None, k: int | None) -> None:
+    """Raise InputError for a `k` without a head, whose drafts it is about."""
+    if head is None and k is not None:
+        raise InputError(f"{target} has no head", field="k", value=k, fix="name one with `head`")
+
+
 def _catalog_head(target: str, method: str | None, field: str) -> CatalogHead | None:
     """The catalog's head, if it is on this machine or on the hub."""
     wanted = method or METHODS[0]

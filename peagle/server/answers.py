@@ -250,7 +250,8 @@ def stream(parts: AsyncGenerator[Event]) -> StreamingResponse:
 
 
 def _event(data: Event) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    """One line for any client: some of them end lines at U+2028, too, which ASCII lacks."""
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def usage(job: Job) -> Usage:

@@ -24,7 +24,7 @@ from peagle.errors import InputError
 from peagle.server import middleware, responses, schema
 from peagle.server.answers import Build, ChatBuilder, TextBuilder, answer
 from peagle.server.console import Console
-from peagle.server.conversations import call_grammar, conversation_ids
+from peagle.server.conversations import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.responses import ApiError, respond
 from peagle.server.worker import Job, Worker
@@ -78,16 +78,15 @@ class Api:
     async def chat(self, body: schema.ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
         tools = body.offered()
-        if forced := body.forced():
-            several = body.parallel_tool_calls and body.tool_choice == "required"
-            grammar = call_grammar(self.llm.tokenizer, forced, several)
-            body.structured_outputs = schema.StructuredOutputs(grammar=grammar)
+        body.constrain_calls(self.llm.tokenizer)
         max_calls: int | None = 0
         if tools:
             max_calls = None if body.parallel_tool_calls else 1
 
+        args = body.template_args(str(self.llm.tokenizer.chat_template))
+
         def token_ids() -> list[list[int]]:
-            return [conversation_ids(self.llm, body.messages, tools, body.template_args)]
+            return [conversation_ids(self.llm, body.messages, tools, args)]
 
         build = partial(ChatBuilder, self.llm.tokenizer, max_calls)
         return await self._generate(http, body, build, 1, token_ids)

@@ -17,8 +17,8 @@ from uuid import uuid4
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Message, Style, render, to_message, to_messages
-from peagle.engine.grammars import in_lark
+from peagle.data.chat import CALL_ID, Message, Style, render, to_message, to_messages
+from peagle.engine.grammars import SPACE, in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.model.template import check_template, check_template_args
@@ -64,17 +64,27 @@ def _with_text(index: int, message: dict[str, Any]) -> Message:
 
 
 def call_grammar(
-    tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]], several: bool
-) -> str:
-    """A Lark grammar of calls of these tools as the target writes them, and nothing else;
-    `several`: up to MAX_CALLS calls instead of one.
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]],
+    several: bool,
+    answer: dict[str, Any] | None = None,
+) -> str | None:
+    """A Lark grammar of calls of these tools as the target writes them, or of an `answer` by this
+    JSON schema, and nothing else; `several`: up to MAX_CALLS calls instead of one. None where calls
+    come before what the grammar of an answer constrains (GPT-OSS).
 
     Raises InputError where the target's format of calls is unknown.
     """
-    opening, closing = _marks(tokenizer)
+    fields = (answer_template(tokenizer) or {}).get("fields", {})
+    if answer is not None and {"open", "open_pattern"} & fields.get("content", {}).keys():
+        return None
+    opening, closing = _marks(tokenizer, "tool_choice" if answer is None else "response_format")
     more = rf' ("\n" call){{0,{MAX_CALLS - 1}}}' if several else ""
     names = [f"call{i}" for i in range(len(tools))]
     lines = [f"start: call{more}", f"call: {opening} ({' | '.join(names)}) {closing}"]
+    if answer is not None:
+        schema = {"x-guidance": {"whitespace_pattern": SPACE}} | answer
+        lines[0] = f"start: answer | call{more}\nanswer: %json {json.dumps(schema)}"
     for rule, tool in zip(names, tools, strict=True):
         name = tool_name(tool, "tools")
         schema = tool["function"].get("parameters") or {}
@@ -95,13 +105,13 @@ def tool_name(tool: dict[str, Any], field: str) -> str:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         why = "a tool has no name"
-        fix = 'give {"function": {"name": ...}}'
-        raise InputError(why, field=field, value=tool, fix=fix)
+        raise InputError(why, field=field, value=tool, fix='give {"function": {"name": ...}}')
     return function["name"]
 
 
-def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """Opening and closing mark around the JSON of a call, in Lark."""
+def _marks(tokenizer: PreTrainedTokenizerBase, field: str) -> tuple[str, str]:
+    """Opening and closing mark around the JSON of a call, in Lark. Raises InputError of `field`
+    where they are unknown."""
     template = answer_template(tokenizer)
     if template is None:
         written = str(getattr(tokenizer, "chat_template", ""))
@@ -113,7 +123,8 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         if call.get("content") == "json" and whole and "open" in call and "close" in call:
             return in_lark(tokenizer, call["open"]), in_lark(tokenizer, call["close"])
     why = "the format in which this target writes tool calls is unknown"
-    raise InputError(why, field="tool_choice", fix="use 'auto' or 'none'")
+    fix = "use 'auto' or 'none'" if field == "tool_choice" else "leave out it or the tools"
+    raise InputError(why, field=field, fix=fix)
 
 
 class ThoughtParser:
@@ -240,12 +251,14 @@ class AnswerParser:
         if self._by_template:
             message = to_message(self._tokenizer, self._prompt, answer, self._held)
             named = message.get("tool_calls") or []
-            parsed = [_tool_call(call.get("function", call)) for call in named]
-            calls = [call for call in parsed if call is not None]
+            found = [_tool_call(call.get("function", call)) for call in named]
+            calls = [call for call in found if call is not None]
+            if len(calls) < len(found):
+                return Delta(content=self._held)
             reasoning = message.get("thinking") or message.get("reasoning_content") or ""
             return Delta(content=message["content"], reasoning=reasoning, tool_calls=calls)
         text = self._with_marks(answer) if self._hidden else self._held
-        found = [_json_call(body) for body in CALL.findall(text)]
+        found = [_tool_call(_from_json(body)) for body in CALL.findall(text)]
         if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
             found.pop()  # the answer was cut in the midst of a call: those before it are whole
         calls = [call for call in found if call is not None]
@@ -260,19 +273,28 @@ class AnswerParser:
         return "".join(mark or decode(list(ids)) for mark, ids in runs)
 
 
-def _json_call(text: str) -> ToolCall | None:
+def _from_json(text: str) -> Any:
     try:
-        return _tool_call(json.loads(text))
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None
 
 
 def _tool_call(function: Any) -> ToolCall | None:
-    """A call with a new id; None for anything but a function's name and arguments."""
+    """A call with a new id of a form that every template takes; None for anything but a function's
+    name and arguments."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
-    arguments = function.get("arguments", {})
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    made = Function(name=function["name"], arguments=arguments)
-    return ToolCall(id=f"call-{uuid4().hex}", function=made)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):  # their JSON, as clients have it
+        arguments = _from_json(arguments.strip() or "{}")
+    if not isinstance(arguments, dict):
+        return None
+    written = json.dumps(arguments, ensure_ascii=False)
+    made = Function(name=_characters(function["name"]), arguments=_characters(written))
+    return ToolCall(id=uuid4().hex[: len(CALL_ID)], function=made)
+
+
+def _characters(text: str) -> str:
+    """The text with U+FFFD in place of halves of characters, which JSON can escape (\\ud83d)."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

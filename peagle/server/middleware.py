@@ -72,8 +72,7 @@ class Route:
         if scope["type"] == "http" and scope["path"] == "/invocations":
             given = dict(scope["headers"]).get(ATTRIBUTES, b"")
             if named := re.search(rb"\broute=(/[^\s,;]+)", given):
-                path = named[1].decode("latin-1")
-                scope = {**scope, "path": path, "raw_path": named[1]}
+                scope = {**scope, "path": named[1].decode("latin-1"), "raw_path": named[1]}
         await self._app(scope, receive, send)
 
 
@@ -99,8 +98,7 @@ def check_key(key: str, http: Request) -> None:
     given = http.headers.get("authorization", "").encode("latin-1")
     if http.scope["path"] not in OPEN and not hmac.compare_digest(given, f"Bearer {key}".encode()):
         why = "missing or wrong API key: send the header Authorization: Bearer KEY"
-        headers = {"www-authenticate": "Bearer"}
-        raise ApiError(401, why, code="invalid_api_key", headers=headers)
+        raise ApiError(401, why, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def check_host_header(allowed: tuple[str, ...], http: Request) -> None:

@@ -260,14 +260,12 @@ def _to_api_error(request: Request, error: Exception) -> ApiError:
         case HTTPException(status_code=404 | 405):
             path = request.url.path
             other = TEXTS["gone"].get(path, TEXTS["routes"])
-            why = f"{request.method} {path}: no such route, {other}"
-            return ApiError(error.status_code, why)
+            return ApiError(error.status_code, f"{request.method} {path}: no such route, {other}")
         case HTTPException():
             return ApiError(error.status_code, error.detail)
         case _:
             # The connection is closed after it: clients should know.
-            headers = {"connection": "close"}
-            return ApiError(500, "the server failed: see its log", headers=headers)
+            return ApiError(500, "the server failed: see its log", headers={"connection": "close"})
 
 
 def _invalid_body(error: RequestValidationError | ValidationError) -> ApiError:
@@ -280,8 +278,7 @@ def _invalid_body(error: RequestValidationError | ValidationError) -> ApiError:
         return ApiError(400, str(refused), param=refused.field)
     path = [str(part) for part in first["loc"] if part != "body"]
     if not path:
-        why = "the body must be a JSON object, with content-type application/json"
-        return ApiError(400, why)
+        return ApiError(400, "the body must be a JSON object, with content-type application/json")
     if first["type"] == "missing":
         return ApiError(400, f"{path[0]}: is missing; give it", param=path[0])
     value = shortened(repr(first["input"]))

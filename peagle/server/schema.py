@@ -13,16 +13,18 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import ROLES
 from peagle.engine.params import CONSTRAINTS, SamplingParams
 from peagle.errors import InputError, shortened
-from peagle.server.conversations import tool_name
+from peagle.server.conversations import call_grammar, tool_name
 from peagle.server.responses import ApiError
 
 NEAR = 0.8  # difflib's ratio: "temprature" is near "temperature", "metadata" is near nothing
 MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
-IGNORED = {"add_special_tokens", "models"}  # fields of other servers, although near to a known one
+# Fields of other servers, although near to a known one.
+IGNORED = {"add_special_tokens", "models", "parse_tool_calls", "reasoning_format"}
 # Fields of Generation that SamplingParams has under the same name and in the same form.
 SAME = {"temperature", "top_p", "min_p", "seed", "ignore_eos", "n"}
 SAME |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -187,6 +189,7 @@ class Generation(Body):
     logit_bias: dict[int, Bias] = {}
     response_format: ResponseFormat = ResponseFormat()
     structured_outputs: StructuredOutputs = StructuredOutputs()
+    _grammar: str | None = None  # in place of both, where calls are constrained
 
     @property
     def top(self) -> int | None:
@@ -233,7 +236,7 @@ class Generation(Body):
         if form and other:
             why = "excludes `structured_outputs`"
             raise InputError(why, field="response_format", fix="leave one of them out")
-        return form or other
+        return {"grammar": self._grammar} if self._grammar else form or other
 
 
 class CompletionBody(Generation):
@@ -269,13 +272,15 @@ class ChatBody(Generation):
     tool_choice: Literal["auto", "none", "required"] | Tool = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
-    reasoning_effort: str | None = None  # as GPT-OSS's template has it
+    reasoning_effort: str | None = None  # as GPT-OSS's template has it; "none": no thoughts
 
-    @property
-    def template_args(self) -> dict[str, Any]:
-        """Further arguments of the chat template."""
+    def template_args(self, template: str) -> dict[str, Any]:
+        """Further arguments of a chat template. Clients send an effort to any target: a template
+        that does not read it gets none."""
         effort = self.reasoning_effort
-        return self.chat_template_kwargs | ({} if effort is None else {"reasoning_effort": effort})
+        meant = {"reasoning_effort": effort, "enable_thinking": False if effort == "none" else None}
+        read = {n: value for n, value in meant.items() if value is not None and n in template}
+        return self.chat_template_kwargs | read
 
     @property
     def top(self) -> int | None:
@@ -294,11 +299,18 @@ class ChatBody(Generation):
         """Tools that the chat template shows to the target."""
         return [] if self.tool_choice == "none" else self.tools
 
-    def forced(self) -> list[dict[str, Any]]:
-        """Tools of which one must be called."""
+    def constrain_calls(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Have calls follow a grammar where one must be made, or where the answer has a form."""
+        if tools := self._constrained_tools():
+            several = self.parallel_tool_calls and isinstance(self.tool_choice, str)
+            form = self.response_format.constraint().get("json_schema")
+            self._grammar = call_grammar(tokenizer, tools, several, form)
+
+    def _constrained_tools(self) -> list[dict[str, Any]]:
+        """Tools of which one must be called, or that may be in place of an answer with a form."""
         choice = self.tool_choice
         if choice in ("auto", "none"):
-            return []
+            return self.offered() if self.response_format.type != "text" else []
         tools = {tool_name(tool, "tools"): tool for tool in self.tools}
         name = tool_name(choice, "tool_choice") if isinstance(choice, dict) else None
         found = [tool for each, tool in tools.items() if name in (each, None)]

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from peagle.catalog import PARALLEL_METHODS, Entry, known_entry
 from peagle.catalog_fields import VllmFlags
 from peagle.errors import InputError
-from peagle.heads.find import Head, find_head
+from peagle.heads.find import Head, check_drafts, find_head
 from peagle.heads.format import read_keys
 from peagle.model.layer_config import FULL, LayerConfig, head_size
 from peagle.model.loader import load_tokenizer, locate
@@ -82,8 +82,7 @@ def prepare(settings: ServeSettings) -> Launch:
     if head is not None:
         head = replace(head, k=settings.k or flags.k_for_load(head.k, load))
         drafting, needed = plan(installed, head, target_config(settings.target))
-        parallel = head.method in PARALLEL_METHODS
-        drafts = flags.speculative_config(parallel, str(head.folder), head.k)
+        drafts = flags.speculative_config(head.method in PARALLEL_METHODS, str(head.folder), head.k)
         needed += ["--speculative-config", json.dumps(drafts)]
     given = {**entry.vllm_env, **os.environ}
     if settings.api_key:
@@ -103,7 +102,7 @@ def prepare(settings: ServeSettings) -> Launch:
 
 
 def _flags_draft(settings: ServeSettings) -> bool:
-    return any(flag.startswith("--spec") for flag in settings.flags)
+    return any(flag.startswith(("--spec", "-sc")) for flag in settings.flags)
 
 
 def _find_head(settings: ServeSettings, version: str) -> Head | None:
@@ -112,6 +111,7 @@ def _find_head(settings: ServeSettings, version: str) -> Head | None:
             why = "only the native engine has it"
             raise InputError(why, field="method", value="lookup", fix="choose a head for vLLM")
         head = find_head(settings.target, settings.head, settings.method)
+        check_drafts(settings.target, head, settings.k)
         if head is None:
             return None
         check_sizes(head, target_config(settings.target))

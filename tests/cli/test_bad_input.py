@@ -32,6 +32,16 @@ SAY = ("hi", "--max-tokens", 4)
         ((*SAY, "--method", "medusa"), "method"),
         ((*SAY, "--method", "eagle3"), None),
         ((*SAY, "--head", "./nowhere"), "head"),
+        # Options that cancel each other.
+        ((*SAY, "--k", 5), "k"),
+        ((*SAY, "--method", "none", "--k", 5), "k"),
+        ((*SAY, "--method", "lookup", "--k", 5), "k"),
+        ((*SAY, "--method", "lookup", "--no-lookup"), "no_lookup"),
+        ((*SAY, "--method", "lookup", "--head", "owner/head"), "head"),
+        ((*SAY, "--no-speculation", "--head", "owner/head"), "head"),
+        ((*SAY, "--no-speculation", "--method", "lookup"), "method"),
+        ((*SAY, "--no-speculation", "--k", 5), "k"),
+        ((*SAY, "--no-speculation", "--nodes", 5), "nodes"),
     ],
 )
 def test_generate_options(refused, target: Path, options: Words, field: str | None) -> None:

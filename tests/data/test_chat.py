@@ -21,7 +21,7 @@ TALK = [
     {"role": "assistant", "content": "it ran!\n\nfar"},
 ]
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "mat"}'}}
-BROKEN = {"name": "look", "arguments": "{a"}
+BROKEN = [{"name": "look", "arguments": text} for text in ("{a", "[" * 99_999, '{"a": "\\ud83d"}')]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 USED_TOOL = [
     {"role": "user", "content": "the cat?"},
@@ -108,6 +108,39 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     assert (call["content"], result["tool_call_id"]) == ("", "c1")
     bare = {"role": "assistant", "content": "so", "tool_calls": [function]}
     assert to_messages({"messages": [bare]})[0]["tool_calls"][0]["function"] == function
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
+def test_thoughts_are_read_under_each_name(name: str) -> None:
+    """Servers write any of them, and a template reads another one."""
+    said = {"role": "assistant", "content": "so", name: "hm"}
+    [read] = to_messages({"messages": [said]})
+    assert (read["thinking"], read["reasoning_content"]) == ("hm", "hm")
+
+
+def test_a_template_that_has_one_place_for_text_and_thoughts() -> None:
+    """GPT-OSS's, in a turn with calls; it refuses both."""
+    refusal = "{{ raise_exception('Cannot pass both content and thinking!') }}"
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}"
+        "{% if m.content and m.thinking %}" + refusal + "{% endif %}"
+        "({{ m.content or m.thinking }}){{ m.tool_calls | tojson }}"
+        "{% else %}({{ m.thinking }}){{ m.content }}{% endif %}{% endfor %}"
+    )
+    calling = {"role": "assistant", "reasoning": "hm", "tool_calls": [CALL]}
+    shown = {text: to_messages({"messages": [{**calling, "content": text}]}) for text in ("so", "")}
+    for text, place in {"so": "(so)[", "": "(hm)["}.items():
+        assert render(make_tokenizer(template), shown[text], answer=False).startswith(place)
+    said = to_messages({"messages": [{"role": "assistant", "content": "so", "reasoning": "hm"}]})
+    assert render(make_tokenizer(template), said, answer=False) == "(hm)so"
+
+
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_blank_arguments_of_a_tool_call_are_none(blank: str) -> None:
+    """Clients send them for a function without parameters."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": blank}}
+    [said] = to_messages({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert said["tool_calls"][0]["function"] == {"name": "look", "arguments": {}}
 
 
 def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents() -> None:
@@ -253,7 +286,7 @@ def test_records_without_messages(record: dict[str, Any]) -> None:
         {"role": "user", "content": [{"type": "text"}]},
         {"role": "assistant", "tool_calls": ["f"]},
         {"role": "assistant", "tool_calls": [{"function": {}}]},
-        {"role": "assistant", "tool_calls": [BROKEN]},
+        *({"role": "assistant", "tool_calls": [call]} for call in BROKEN),
     ],
 )
 def test_bad_turns(turn: object) -> None:

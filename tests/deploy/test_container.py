@@ -27,11 +27,16 @@ def test_the_command_of_a_plan() -> None:
     assert line[6:] == ["--allowed-hosts", "*", *plan.argv]
 
 
-def test_vllm_has_no_host_names() -> None:
-    line = command({"PEAGLE_SERVE": "'/opt/ml/a model' --engine vllm -- --enforce-eager"})
+@pytest.mark.parametrize("engine", [["--engine", "vllm"], ["--engine=vllm"]])
+def test_vllm_has_no_host_names(engine: list[str]) -> None:
+    line = command({"PEAGLE_SERVE": f"'/opt/ml/a model' {' '.join(engine)} -- --enforce-eager"})
     assert line[4:] == [
-        "8080", "--allow-no-key", "/opt/ml/a model", "--engine", "vllm", "--", "--enforce-eager"
+        "8080", "--allow-no-key", "/opt/ml/a model", *engine, "--", "--enforce-eager"
     ]  # fmt: skip
+
+
+def test_a_model_called_vllm_has_host_names() -> None:
+    assert "--allowed-hosts" in command({"PEAGLE_SERVE": "me --served-model-name vllm"})
 
 
 @pytest.mark.parametrize("given", ["", "'open"])

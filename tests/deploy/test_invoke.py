@@ -57,12 +57,14 @@ class Server(BaseHTTPRequestHandler):
     counted = True
 
     def do_GET(self) -> None:
+        assert self.path == "/metrics"
         labels = '{engine="0",model_name="m"}'
         text = f"vllm:spec_decode_num_drafts_total{labels} {Server.drafts}.0\n"
         text += f"vllm:spec_decode_num_accepted_tokens_total{labels} {Server.drafts * 2}.0\n"
         self._send(200, text.encode() if Server.counted else b"up 1\n")
 
     def do_POST(self) -> None:
+        assert self.path == "/v1/chat/completions"
         if self.headers["Authorization"] != "Bearer secret":
             self._send(401, b'{"error": "Unauthorized"}')
             return
@@ -90,10 +92,13 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_server_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+def test_a_server_is_asked(url: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address may be copied from what `peagle serve` prints."""
+    url += path
     before = drafted(url, "secret")
     assert acceptance(before, before) == "nothing was drafted"
-    ask(over_http(f"{url}/v1", "secret", question("me", "Why?", 9)), lambda text: None)
+    ask(over_http(url, "secret", question("me", "Why?", 9)), lambda text: None)
     assert acceptance(before, drafted(url, "secret")) == "acceptance length 3.00"
     monkeypatch.setattr(Server, "counted", False)
     assert "not known" in acceptance(before, drafted(url, "secret"))

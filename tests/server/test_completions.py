@@ -6,6 +6,7 @@ from functools import partial
 import openai
 import pytest
 from serving import MODEL, Running, Serve
+from thinking import byte_fallback, thinking_target
 from tiny import make_target
 
 from peagle.engine.llm import LLM
@@ -46,6 +47,18 @@ def test_streamed(running: Running, llm: LLM) -> None:
     assert last.choices == [] and last.usage is not None
     assert last.usage.completion_tokens == 40
     assert len(emitted) > 5, "text comes as it is decided"
+
+
+def test_a_streamed_part_is_one_line_for_every_client(serve: Serve) -> None:
+    """Some end lines wherever Unicode does."""
+    running = serve(LLM(thinking_target(byte_fallback()), max_batch=2, kv_tokens=512))
+    text = "a\N{LINE SEPARATOR}b\x85c\x0bd"
+    body = {"prompt": "a", "stream": True, "max_tokens": 40}
+    body["structured_outputs"] = {"choice": [text]}
+    answer = running.post("/v1/completions", json=body).text
+    *parts, end = [line.removeprefix("data: ") for line in answer.splitlines() if line]
+    assert end == "[DONE]"
+    assert "".join(json.loads(part)["choices"][0]["text"] for part in parts) == text
 
 
 def test_prompts_as_ids_and_lists(running: Running, llm: LLM) -> None:

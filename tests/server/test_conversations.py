@@ -1,13 +1,15 @@
 """/v1/chat/completions: the chat template, streams, tool calls."""
 
 import json
+import re
 from functools import partial
 from typing import Any
 
 import openai
 import pytest
 from refusals import refused
-from serving import Running, Serve
+from serving import Running, Serve, make_llm
+from thinking import say
 from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
 from peagle.data.chat import prompt_ids
@@ -100,6 +102,19 @@ def lie(on: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_half_of_a_character_in_a_call(serve: Serve, stream: bool) -> None:
+    """A model can escape it in JSON, and no answer can be sent with it."""
+    running = serve()
+    half = '<tool_call>\n{"name": "sit\\udc00", "arguments": {"on": "\\ud83d mat"}}\n</tool_call>'
+    form = {"structured_outputs": {"choice": [half]}}
+    got = running.chat(ASKED, tools=[TOOL], extra_body=form, max_tokens=100, stream=stream)
+    [*_, last] = [part.choices[0] for part in (got if stream else [got])]
+    [call] = (last.delta if stream else last.message).tool_calls
+    assert call.function.name == "sit\N{REPLACEMENT CHARACTER}"
+    assert json.loads(call.function.arguments) == {"on": "\N{REPLACEMENT CHARACTER} mat"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "läg"}}])
 def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
     """A random target emits a call, with arguments that satisfy the schema."""
@@ -118,6 +133,40 @@ def test_a_tool_must_be_called(serve: Serve, choice: Any, stream: bool) -> None:
         assert not emitted.content
 
 
+FORM: Any = {"enum": ["mat", 7]}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": FORM}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "calls"), [(CALL, 1), (f"{CALL}\n{CALL}", 2), ("7", 0), ("hm", 0), ("<tool_kit>", 1)]
+)
+def test_an_answer_with_a_form_or_calls(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, script: str, calls: int, stream: bool
+) -> None:
+    """The target chooses, and keeps to either, whatever it would write."""
+    running = serve(make_llm(None))
+    tokenizer = running.api.llm.tokenizer
+    tokenizer.chat_template = CALLING
+    say(monkeypatch, [*tokenizer(script)["input_ids"], *[tokenizer.eos_token_id] * 99])
+    got = running.chat(ASKED, tools=[lie(FORM), TOOL], response_format=FORMAT, stream=stream)
+    choices = [part.choices[0] for part in (got if stream else [got])]
+    parts = [choice.delta if stream else choice.message for choice in choices]
+    text = "".join(part.content or "" for part in parts)
+    called = parts[-1].tool_calls or []
+    assert (len(called), choices[-1].finish_reason) == (calls, "tool_calls" if calls else "stop")
+    assert not text if calls else json.loads(text) in FORM["enum"]
+    for call in called:
+        assert isinstance(json.loads(call.function.arguments), dict)
+
+
+def test_a_form_without_tools_in_its_way(serve: Serve) -> None:
+    """Tools that may not be called leave the form alone."""
+    running = serve()
+    asked: Any = {"tools": [TOOL], "tool_choice": "none", "response_format": FORMAT}
+    assert json.loads(running.chat(ASKED, **asked).choices[0].message.content) in FORM["enum"]
+
+
 def test_a_schema_of_a_tool_that_is_none(serve: Serve) -> None:
     running = serve()
     running.api.llm.tokenizer.chat_template = CALLING
@@ -133,10 +182,15 @@ def test_how_calls_are_written() -> None:
     template["fields"]["tool_calls"] |= {"content": "json", "transform": {"function": "{content}"}}
     tokenizer.response_template = template
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_0|>"]})
-    grammar = call_grammar(tokenizer, [TOOL], several=True)
+    grammar = str(call_grammar(tokenizer, [TOOL], several=True))
     assert 'start: call ("\\n" call){0,7}\ncall: <[3]> (call0) "[END]"\n' in grammar
     with refused("tools"):
         call_grammar(tokenizer, [{"function": {"name": "sit", "parameters": "no"}}], several=True)
+    form = call_grammar(tokenizer, [TOOL], several=False, answer={"type": "object"})
+    assert str(form).startswith("start: answer | call\nanswer: %json {")
+    template["fields"]["content"] = {"open": "[FINAL]"}
+    why = "calls come before what a form constrains, as GPT-OSS writes them"
+    assert call_grammar(tokenizer, [TOOL], several=False, answer={"type": "object"}) is None, why
     template["fields"]["tool_calls"]["content"] = "xml-inline"
     with refused("tool_choice"):
         call_grammar(tokenizer, [TOOL], several=True)
@@ -159,6 +213,28 @@ def test_arguments_of_the_template(serve: Serve, name: str, bodies: list[dict[st
     running.api.llm.tokenizer.chat_template = f"{{{{ {name} }}}}" + CHATML
     short, long = (running.chat(ASKED, max_tokens=1, extra_body=body).usage for body in bodies)
     assert long.prompt_tokens > short.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "shown"),
+    [
+        ("{{ enable_thinking }}", "none", "False"),
+        ("{{ enable_thinking }}", "high", ""),
+        ("{{ reasoning_effort }}", "none", "none"),
+        ("", "none", ""),
+        ("", "medium", ""),
+    ],
+)
+def test_an_effort_is_ignored_where_the_template_reads_none(
+    serve: Serve, template: str, effort: str, shown: str
+) -> None:
+    """Clients of targets that think send it by default; "none" disables thoughts."""
+    running = serve()
+    running.api.llm.tokenizer.chat_template = shown + CHATML
+    wanted = running.chat(ASKED, max_tokens=1).usage.prompt_tokens
+    running.api.llm.tokenizer.chat_template = template + CHATML
+    usage = running.chat(ASKED, max_tokens=1, reasoning_effort=effort).usage
+    assert usage.prompt_tokens == wanted
 
 
 def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
@@ -190,8 +266,34 @@ def test_what_looks_like_a_call(llm: LLM) -> None:
     assert own.push("kit>").content == "<tool_kit>"
     calls = own.push(CALL + CALL, []).tool_calls
     assert [call.function.name for call in calls] == ["sit", "sit"]
+    assert all(re.fullmatch("[a-z0-9]{9}", call.id) for call in calls), "as Mistral demands"
+    assert len({call.id for call in calls}) == 2
     calls = own.push(CALL[:-20], []).tool_calls
     assert len(calls) == 2, "one that was cut costs no others"
+
+
+def called(tokenizer: Any, arguments: str) -> Delta:
+    """The parsed answer of a call whose arguments are written so."""
+    text = f'<tool_call>{{"name": "sit", "arguments": {arguments}}}</tool_call>'
+    return AnswerParser(tokenizer, [], None).push(text, [])
+
+
+@pytest.mark.parametrize(
+    "arguments", ['"on a mat"', '"[1]"', "[1]", "7", '"{"', pytest.param("[" * 99_999, id="deep")]
+)
+def test_a_call_without_an_object_of_arguments_is_text(llm: LLM, arguments: str) -> None:
+    """No client could read it."""
+    delta = called(llm.tokenizer, arguments)
+    assert (delta.tool_calls, arguments in str(delta.content)) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [('""', {}), ('" "', {}), ("null", {}), ('"{\\"on\\": 1}"', {"on": 1})],
+)
+def test_arguments_that_a_model_writes_as_text(llm: LLM, arguments: str, meant: Any) -> None:
+    [call] = called(llm.tokenizer, arguments).tool_calls
+    assert json.loads(call.function.arguments) == meant
 
 
 def test_calls_that_are_demanded_have_an_end(serve: Serve) -> None:
@@ -229,6 +331,8 @@ def test_a_tokenizer_that_parses() -> None:
     names = [call.function.name for call in parsed.tool_calls]
     assert (parsed.content, names) == ("ok", ["sit"])
     assert emitted('ok[CALL]{"name": "s') == Delta(content='ok[CALL]{"name": "s')
+    broken = 'ok[CALL]{"name": "sit", "arguments": "a mat"}[END]'
+    assert emitted(broken) == Delta(content=broken)
 
 
 @pytest.mark.parametrize("special", [False, True])

@@ -86,6 +86,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required", "tools": [TOOL], "structured_outputs": {"regex": "a"}},
      "tool_choice"),
     ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),  # an unknown format of calls
+    ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),  # the same
     ({"top_logprobs": 99}, "top_logprobs"),
     ({"functions": [{}]}, "functions"),
     ({"chat_template": "x"}, "chat_template"),
@@ -145,6 +146,7 @@ def test_fields_that_clients_send_are_no_error(running: Running) -> None:
     more |= {"prediction": {}, "add_special_tokens": True, "cache_salt": "x", "temprature": None}
     more |= {"parallel_tool_calls": False, "thinking": {}, "x" * 5000: 1, "temperature": None}
     more |= {"echo": False, "best_of": 1, "suffix": None}
+    more |= {"parse_tool_calls": True, "reasoning_format": "auto"}
     body = {"prompt": "a", "messages": [USER], "max_tokens": 1} | more
     for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
         assert running.post(path, json=body).status_code == 200

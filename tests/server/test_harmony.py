@@ -8,6 +8,7 @@ from serving import ended_request
 
 from peagle.data.chat import prompt_ids
 from peagle.server.answers import ChatBuilder
+from peagle.server.schema import ChatBody
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data"))
 from test_response_parser import ASKED, CALL, THOUGHT, TOKENIZER, ids  # noqa: E402
@@ -35,6 +36,15 @@ def test_streamed() -> None:
     assert form.part(ended.text.text, [], ended=False).delta.model_dump() == {}
     delta = form.part("", [], ended=True).delta
     assert (delta.content, delta.reasoning) == ("it sat", "hm")
+
+
+def test_a_form_leaves_calls_free() -> None:
+    """They come before the channel that it constrains."""
+    form = {"type": "json_object"}
+    tool = {"type": "function", "function": {"name": "look"}}
+    body = ChatBody.model_validate({"messages": ASKED, "tools": [tool], "response_format": form})
+    body.constrain_calls(TOKENIZER)
+    assert body.constraint() == {"json_schema": {"type": "object"}}
 
 
 def test_calls() -> None:

@@ -9,6 +9,7 @@ from serving import Serve, ended_request
 from thinking import OTHER, QWEN3, R1, byte_fallback, byte_level, ids, say, thinking_target
 from tiny import CHATML
 
+from peagle.backends.batch import BLOCK
 from peagle.data.chat import Style, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.text import TextStream
@@ -116,6 +117,25 @@ def test_a_stop_among_thoughts(marks: str, stream: bool) -> None:
     assert found[:2] == ("hm", "")
     found = parse(tokenizer, "<think>\nhm so</think>it sat", stream=stream, stop=("sa",))
     assert found[:2] == ("hm so", "it ")
+
+
+def test_an_answer_that_is_sent_back_keeps_its_thoughts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next prompt begins with the tokens of the turn before, so the cache has them."""
+    tokenizer = byte_level(template=QWEN3.replace(" and loop.last", ""))
+    thoughts = " ".join(["hm so"] * BLOCK)
+    answer = ids(tokenizer, f"<think>\n{thoughts}\n</think>\n\nit sat<|im_end|>")
+    say(monkeypatch, answer)
+    running = serve(LLM(thinking_target(tokenizer), max_batch=2, kv_tokens=512))
+    first = running.chat(ASKED, max_tokens=len(answer))
+    message = first.choices[0].message
+    assert (message.reasoning, message.content) == (thoughts, "it sat")
+    talk = [*ASKED, message.model_dump(), {"role": "user", "content": "and then"}]
+    again = running.chat(talk, max_tokens=1).usage
+    spoken = first.usage.prompt_tokens + len(answer)
+    assert again.prompt_tokens > spoken
+    assert again.prompt_tokens_details.cached_tokens >= spoken // BLOCK * BLOCK - BLOCK
 
 
 def test_thoughts_come_as_they_are_thought() -> None:

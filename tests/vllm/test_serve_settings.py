@@ -176,8 +176,9 @@ def test_a_head_that_vllm_reads(target: Path, heads: dict[str, Path], line: Line
 
 def test_without_a_head(target: Path, line: Line) -> None:
     assert "--speculative-config" not in line(target)
-    own = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
-    assert line(target, "--", *own)[-2:] == own
+    for flag in ("--speculative-config", "-sc"):
+        own = [flag, '{"method": "ngram", "num_speculative_tokens": 2}']
+        assert line(target, "--", *own)[-2:] == own
 
 
 def test_the_command_of_the_package_for_gpus(target: Path, vllm: Path, line: Line) -> None:
@@ -230,9 +231,12 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--port", port), f"--port {port}: "),
             ((*engine, "--", "--api_key=a"), "--api-key: is an option of peagle serve"),
             ((*engine, "--k", 2, "--", "--spec-method", "x"), "vllm_flags: a flag of vLLM's says"),
+            ((*engine, "--k", 2, "--", "-sc", "{}"), "vllm_flags: a flag of vLLM's says"),
             ((*engine, "--method", "p-eagle"), "--head: no p-eagle head is known for"),
             ((*engine, "--head", head, "--method", "p-eagle"), f"--head {head}: its method is "),
             ((*engine, "--head", head, "--k", 0), "--k 0: "),
+            ((*engine, "--k", 5), f"--k 5: {target} has no head; name one with --head"),
+            ((*engine, "--no-speculation", "--k", 5), "--k: excludes --no-speculation; leave one"),
             ((*engine, "--vllm-python", tmp_path / "no"), f"--vllm-python {tmp_path / 'no'}: "),
             ((*engine, "--vllm-python", sys.executable), f"--vllm-python {sys.executable}: "),
         ):
