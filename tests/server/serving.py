@@ -120,13 +120,18 @@ def all_free(running: Running) -> bool:
 
 
 class Brake:
-    """Stops the engine between rounds."""
+    """Stops the engine between rounds, and counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, step = threading.Event(), Engine.step
         self.go.set()
+        self.steps = 0  # begun, the one that is stopped too
+        self.last: int | None = None  # the step before which the engine stops by itself
 
         def braked(engine: Engine) -> None:
+            self.steps += 1
+            if self.steps == self.last:
+                self.go.clear()
             self.go.wait(30)
             step(engine)
 

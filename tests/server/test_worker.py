@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -58,24 +59,23 @@ def test_a_full_queue(serve: Serve, drafter: Drafter, brake: Brake) -> None:
 
 def test_the_time_is_over(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     """The output so far is the answer; a request without any gets 503."""
-    running = serve(make_llm(drafter, max_batch=1), max_seconds=0.05)
+    running = serve(make_llm(drafter, max_batch=1), max_seconds=30)
     brake.go.clear()
-    worker, scheduler = running.api.worker, running.api.llm.engine.scheduler
+    worker, steps = running.api.worker, brake.steps
     with ThreadPoolExecutor(2) as threads:
-        asked = []
-        for number in range(2):
-            asked.append(threads.submit(running.post, "/v1/completions", json=BODY))
-            # The first is before its first round; the other one waits to be heard.
-            until(lambda: worker._posted.qsize() + len(scheduler.waiting) == number + 1)  # noqa: B023
-        end = time.monotonic() + 0.05
-        until(lambda: time.monotonic() > end)
+        ask = partial(threads.submit, running.post, "/v1/completions", json=BODY)
+        asked = [ask()]
+        until(lambda: brake.steps == steps + 1)  # it is before its first round
+        asked.append(ask())
+        until(lambda: worker._posted.qsize() == 1)  # it waits to be heard
+        worker._max_seconds = 0.0
         brake.go.set()
         first, second = (one.result() for one in asked)
     assert first.status_code == 200
     assert first.json()["choices"][0]["finish_reason"] == "length"
     assert 0 < first.json()["usage"]["completion_tokens"] <= 4
     assert (second.status_code, second.headers["retry-after"]) == (503, "1")
-    assert "not begun in time, 0.05 seconds" in second.json()["error"]["message"]
+    assert "not begun in time, 30 seconds" in second.json()["error"]["message"]
     until(lambda: all_free(running))
 
 

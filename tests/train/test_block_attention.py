@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from drawn_elements import CASES, by_depth, elements_of, visible
+from largest_tensor import Largest
 from tiny import METHODS, make_drafter, make_target
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec, attention
@@ -139,19 +139,6 @@ def test_masks_and_keys_are_linear_in_elements() -> None:
         return sum(block.mask.numel() + block.near.numel() for block in blocks)
 
     assert kept(4000) < 2.5 * kept(2000)
-
-
-class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that an operation makes."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **kwargs or {})
-        for tensor in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(tensor, Tensor):
-                self.size = max(self.size, tensor.untyped_storage().nbytes())
-        return made
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor
 
 from peagle.model.attention import AttentionSpec, CausalAttend, attention, causal_mask
 
-# Peak memory, in MiB, that a step over documents of some lengths adds, one after another.
+# Peak memory, in MiB, that a step over documents of some lengths adds, one after another, and the
+# bytes of its largest tensor.
 STEP = """
 import resource, sys
 from pathlib import Path
 import torch
-sys.path.insert(0, str(Path(sys.argv[1])))
+tests = Path(sys.argv[1])
+sys.path[:0] = [str(tests), str(tests / "train")]
 from families import FAMILIES, build
+from largest_tensor import Largest
 from tiny import make_tokenizer
 from peagle.data.example import Example
 from peagle.model.target import Target
@@ -36,32 +40,41 @@ for length in map(int, sys.argv[3:]):
     data = [Example(ids, [True] * length)]
     trainer = Trainer(TrainConfig(Path(), segments=1), target, drafter, data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    work = trainer._sample()
-    trainer._forward_backward(work, trainer._reduce_counts(work))
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+    with Largest() as largest:
+        work = trainer._sample()
+        trainer._forward_backward(work, trainer._reduce_counts(work))
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, largest.size)
 """
 
 
-def added(family: str, *lengths: int) -> list[int]:
+class Added(NamedTuple):
+    """What a step takes."""
+
+    peak: int  # MiB
+    largest: int  # bytes
+
+
+def added(family: str, *lengths: int) -> list[Added]:
     tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", STEP, str(tests), family, *map(str, lengths)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
-    return list(map(int, run.stdout.split()))
+    return [Added(*map(int, line.split())) for line in run.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_memory_is_linear(family: str) -> None:
-    """Tables of all pairs of 4,000 positions would take 16 times as much as of 1,000."""
-    first, second, third = added(family, 1000, 2000, 4000)
-    assert third < 3 * max(second, 20), (first, second, third)
+    """A table of all pairs has 16 million entries, of a byte at least."""
+    first, second = added(family, 2000, 4000)
+    assert second.largest < 4000**2, second
+    assert second.peak < 3 * max(first.peak, 20), (first, second)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_20000_tokens_are_trained(family: str) -> None:
     """One table of all pairs has 400 million entries."""
-    *_, largest = added(family, 2000, 20_000)
-    assert largest < 1500
+    _, step = added(family, 2000, 20_000)
+    assert step.largest < 20_000**2 and step.peak < 1500, step
 
 
 def draw(*shape: int, seed: int) -> Tensor:

@@ -62,7 +62,8 @@ def everything(trainer: Trainer) -> dict[str, Tensor]:
     for name, parameter in trainer.drafter.named_parameters():
         for kind, value in trainer.optimizer.state[parameter].items():
             tensors[f"{name}/{kind}"] = value.clone()
-    return tensors
+    average = trainer.average.weights
+    return tensors | {f"{name}/average": tensor.clone() for name, tensor in average.items()}
 
 
 def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Any:

@@ -58,6 +58,7 @@ async function submit(event) {
   const body = addMessage(model, "assistant");
   running = new AbortController();
   $("send").textContent = "Stop";
+  $("send").formNoValidate = true; // to stop needs no message
   $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
     const content = await answer([...messages, asked], body);
@@ -68,6 +69,7 @@ async function submit(event) {
   body.classList.remove("coming");
   $("log").removeAttribute("aria-busy");
   $("send").textContent = "Send";
+  $("send").formNoValidate = false;
   running = null;
 }
 

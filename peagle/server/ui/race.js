@@ -31,6 +31,7 @@ async function submit(event) {
   cancelAnimationFrame(replaying);
   running = new AbortController();
   $("race-start").textContent = "Stop";
+  $("race-start").formNoValidate = true; // to stop needs no prompt
   $("replay").hidden = $("verdict").hidden = true;
   $("race-status").textContent = "Waiting for the engine";
   wanted = Number($("race-tokens").value);
@@ -43,6 +44,7 @@ async function submit(event) {
     $("race-status").textContent = error.name === "AbortError" ? "Stopped" : error.message;
   }
   $("race-start").textContent = "Start the race";
+  $("race-start").formNoValidate = false;
   running = null;
 }
 

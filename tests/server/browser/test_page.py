@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from console_page import TABS, ask, tab
 from like_vllm import WORDS, LikeVllm
-from serving import MODEL, Running, Serve, start, until
+from serving import MODEL, Brake, Running, Serve, start, until
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
@@ -83,16 +83,22 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
     running.stop()
 
 
-def test_stop(served: Running, opened: Open) -> None:
-    """The button that sends also stops; what was said stays, and the server is free."""
+def test_stop(served: Running, opened: Open, brake: Brake) -> None:
+    """The button that sends also stops; what was said stays, and the server is free. The answer
+    cannot end by itself: the engine stands."""
     page = opened(served.url)
+    brake.last = brake.steps + 6
     page.locator("#max-tokens").fill("100")
     page.get_by_label("Message").fill("a")
     page.locator("#send").click()
-    page.locator(".message.assistant .words:not(:empty)").wait_for()
+    words = page.locator(".message.assistant .words:not(:empty)")
+    words.wait_for()
+    until(lambda: not brake.go.is_set())
     page.locator("#send").click()
     page.locator("#log:not([aria-busy])").wait_for()
+    assert words.count() == 1 and page.locator(".figures").count() == 0
     assert page.locator(".error").is_visible() is False
+    brake.go.set()
     assert ask(page, "the cat")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from serving import Running
+from serving import Brake, Running, until
 from test_widths import answered, events
 
 pytestmark = pytest.mark.browser
@@ -15,7 +15,7 @@ Shot = Callable[[Any, str], None]
 LANES = ["Target alone", "EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
 
 
-def test_race(served: Running, opened: Open, shot: Shot) -> None:
+def test_race(served: Running, opened: Open, shot: Shot, brake: Brake) -> None:
     """Four lanes, the same ids, replayed at their speeds; it can be replayed, and stopped."""
     page = opened(f"{served.url}/#race")
     page.locator(".lane").nth(3).wait_for()
@@ -40,10 +40,13 @@ def test_race(served: Running, opened: Open, shot: Shot) -> None:
     assert page.locator(".lane.fastest").count() == 1
     shot(page, "race")
     assert "48 token ids" in page.locator("#verdict").inner_text()
-    page.locator("#race-tokens").select_option("192")  # not over before it is stopped
+    brake.last = brake.steps + 9
     page.get_by_role("button", name="Start the race").click()
+    until(lambda: not brake.go.is_set())
+    page.get_by_label("Prompt").fill("")
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped").wait_for()
+    brake.go.set()
 
 
 def test_lanes_without_a_head(running: Running, opened: Open, shot: Shot) -> None:
