@@ -30,6 +30,11 @@ export function startChat(name, isNative) {
     event.preventDefault();
     $("composer").requestSubmit();
   });
+  $("send").addEventListener("click", (event) => {
+    if (!running) return;
+    event.preventDefault(); // once it is Send again, this click would send what is in the field
+    running.abort();
+  });
   $("new-chat").addEventListener("click", reset);
   // Before, the browser would have sent the form by itself, and a number typed would have changed.
   $("asking").disabled = false;
@@ -47,7 +52,7 @@ function reset() {
 
 async function submit(event) {
   event.preventDefault();
-  if (running) return running.abort();
+  if (running) return;
   const text = $("question").value.trim();
   if (!text) return;
   $("question").value = "";
@@ -57,7 +62,7 @@ async function submit(event) {
   addMessage("You", "user").append(text);
   const body = addMessage(model, "assistant");
   running = new AbortController();
-  $("send").textContent = "Stop";
+  showSend("button", "Stop"); // of this type, so that no field's value or Enter has a part in it
   $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
     const content = await answer([...messages, asked], body);
@@ -67,8 +72,13 @@ async function submit(event) {
   }
   body.classList.remove("coming");
   $("log").removeAttribute("aria-busy");
-  $("send").textContent = "Send";
+  showSend("submit", "Send");
   running = null;
+}
+
+function showSend(type, label) {
+  $("send").type = type;
+  $("send").textContent = label;
 }
 
 function addMessage(who, role) {

@@ -22,6 +22,8 @@ class LikeVllm:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.go = threading.Event()  # on after the second word
+        self.go.set()
         app = FastAPI()
         app.add_middleware(Pages)
         app.get("/v1/models")(self.models)
@@ -35,6 +37,7 @@ class LikeVllm:
         self.thread.start()
 
     def stop(self) -> None:
+        self.go.set()
         self.server.should_exit = True
         self.thread.join(30)
 
@@ -67,5 +70,7 @@ class LikeVllm:
             usage = {"prompt_tokens": 4, "completion_tokens": min(count, len(WORDS))}
             yield f"data: {json.dumps(head | {'choices': [choice], 'usage': usage})}\n\n"
             time.sleep(0.02)
+            if count == 2:
+                self.go.wait(30)
         yield f"data: {json.dumps(head | {'choices': [], 'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"

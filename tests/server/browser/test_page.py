@@ -1,13 +1,14 @@
 """The console in a browser: real clicks against a real server of the tiny target."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from console_page import TABS, ask, tab
 from like_vllm import WORDS, LikeVllm
-from serving import MODEL, Running, Serve, start, until
+from serving import MODEL, Brake, Running, Serve, all_free, start, until
+from test_metrics import read
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
@@ -83,16 +84,18 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
     running.stop()
 
 
-def test_stop(served: Running, opened: Open) -> None:
-    """The button that sends also stops; what was said stays, and the server is free."""
+def test_stop(served: Running, opened: Open, brake: Brake) -> None:
+    """The button that sends also stops, and the server is free."""
     page = opened(served.url)
-    page.locator("#max-tokens").fill("100")
+    brake.go.clear()
     page.get_by_label("Message").fill("a")
     page.locator("#send").click()
-    page.locator(".message.assistant .words:not(:empty)").wait_for()
-    page.locator("#send").click()
+    page.get_by_role("button", name="Stop").click()
     page.locator("#log:not([aria-busy])").wait_for()
-    assert page.locator(".error").is_visible() is False
+    assert page.locator(".figures, .error").count() == 0
+    brake.go.set()
+    until(lambda: all_free(served))
+    assert read(served)["vllm:request_success_total", "abort"] == 1
     assert ask(page, "the cat")
 
 
@@ -252,13 +255,6 @@ def test_phone(served: Running, opened: Open, shot: Shot, scheme: str) -> None:
         shot(page, f"phone-{scheme}-{name.lower()}")
     light = "getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g).map(Number)"
     assert (sum(page.evaluate(light)) > 3 * 128) == (scheme == "light")
-
-
-@pytest.fixture
-def like_vllm() -> Iterator[LikeVllm]:
-    made = LikeVllm()
-    yield made
-    made.stop()
 
 
 def test_another_server(like_vllm: LikeVllm, opened: Open, shot: Shot) -> None:
