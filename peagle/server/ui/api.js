@@ -65,11 +65,14 @@ function newKey(refused) {
     $("key-form").onsubmit = (event) => {
       event.preventDefault();
       sessionStorage.setItem(STORED, $("key").value);
-      $("key-dialog").close();
       asking = null;
+      $("key-dialog").close();
       resolve();
     };
     $("key-dialog").oncancel = (event) => event.preventDefault(); // nothing works without it
+    $("key-dialog").onclose = () => {
+      if (asking && !$("key-dialog").open) $("key-dialog").showModal(); // a second Escape is not cancelled
+    };
     $("key-dialog").showModal();
   });
   return asking;
