@@ -3,20 +3,22 @@
 import { $ } from "./dom.js";
 
 const STORED = "peagle-api-key";
+let known = sessionStorage.getItem(STORED);
 let asking = null;
 
 export async function ask(path, body, signal) {
   for (;;) {
-    const key = sessionStorage.getItem(STORED);
+    const key = known;
     const headers = key ? { authorization: `Bearer ${key}` } : {};
     if (body) headers["content-type"] = "application/json";
     const response = await fetch(path, {
       method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body), cache: "no-store",
     });
     if (response.status === 401) {
-      if (sessionStorage.getItem(STORED) === key) await newKey(key !== null);
+      if (known === key) await newKey(key !== null);
       continue;
     }
+    if (key) sessionStorage.setItem(STORED, key); // the server takes it
     if (!response.ok) throw new Error(await why(response));
     return response;
   }
@@ -64,7 +66,7 @@ function newKey(refused) {
     $("key").value = "";
     $("key-form").onsubmit = (event) => {
       event.preventDefault();
-      sessionStorage.setItem(STORED, $("key").value);
+      known = $("key").value;
       asking = null;
       $("key-dialog").close();
       resolve();

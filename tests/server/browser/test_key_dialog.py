@@ -43,3 +43,16 @@ def test_escape_does_not_close_it(asked_for_a_key: Any) -> None:
     give(page, "secret")
     page.get_by_text("Ask other").wait_for()
     assert not page.get_by_role("dialog").is_visible()
+
+
+def test_a_key_that_no_header_can_hold(asked_for_a_key: Any) -> None:
+    """The browser refuses it; and what the server refuses is not kept."""
+    page = asked_for_a_key
+    give(page, "\u043a\u043b\u044e\u0447")
+    assert not page.get_by_label("Key", exact=True).evaluate("field => field.validity.valid")
+    give(page, "wrong")
+    page.get_by_text("refuses this key").wait_for()
+    assert page.evaluate(STORED) is None
+    give(page, "secret")
+    page.get_by_text("Ask other").wait_for()
+    assert page.evaluate(STORED) == "secret"
