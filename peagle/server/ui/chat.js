@@ -97,15 +97,19 @@ async function answer(conversation, body) {
   };
   const shown = new Answer(body);
   const trees = [];
-  let content = "";
+  let content = ""; // for the next turn: without the thinking
+  let soFar = "";
   try {
     for await (const event of stream("v1/chat/completions", asked, running.signal)) {
       const choice = event.choices[0];
-      const text = choice?.delta?.content ?? "";
+      const said = choice?.delta?.content ?? "";
       const drafts = choice?.peagle_drafts;
-      for (const tree of drafts?.trees ?? []) trees.push({ ...tree, soFar: content });
-      content += text;
-      follow(() => shown.append(drafts?.pieces ?? [{ text, place: 0 }]));
+      const pieces = drafts?.pieces ?? [{ text: said, place: 0 }];
+      for (const tree of drafts?.trees ?? []) trees.push({ ...tree, soFar });
+      content += said;
+      const text = pieces.map((piece) => piece.text).join("");
+      soFar += text;
+      follow(() => shown.append(pieces));
       meter.observe(text, drafts, event.usage);
     }
   } finally {

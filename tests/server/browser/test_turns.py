@@ -1,10 +1,11 @@
 """Turns of the chat that do not go as planned: stopped, failed, cut, begun anew."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from like_vllm import WORDS, LikeVllm
+from test_widths import answered, events
 
 pytestmark = pytest.mark.browser
 
@@ -49,3 +50,23 @@ def test_enter_does_not_stop(like_vllm: LikeVllm, opened: Open) -> None:
     ended(page)
     assert page.locator(".message.assistant .words").text_content() == "".join(WORDS)
     assert page.get_by_label("Message").input_value() == "And then?"
+
+
+def drafted(text: str, content: str, trees: Iterable[object] = ()) -> dict[str, Any]:
+    """An event with `text`, of which the answer has `content`."""
+    drafts = {"tokens": 2, "rounds": 1, "drafted": 1, "accepted": 1, "forwards": 1}
+    drafts |= {"pieces": [{"text": text, "place": 0, "source": "target"}], "trees": [*trees]}
+    return {"choices": [{"delta": {"content": content}, "peagle_drafts": drafts}]}
+
+
+def test_thinking_is_measured(like_vllm: LikeVllm, opened: Open) -> None:
+    """It is no content, but its tokens are tokens, and drafts come after them."""
+    page = opened(like_vllm.url)
+    tree = {"before": "m", "nodes": ["?"], "parents": [0], "chances": [0.5], "accepted": [1],
+            "after": "", "matched": 0, "looked_up": []}  # fmt: skip
+    answered(page, "v1/chat/completions", events(drafted("Hm", ""), drafted("?", "", [tree])))
+    page.get_by_label("Message").fill("Why?")
+    page.keyboard.press("Enter")
+    page.locator("details.drafts summary").click()
+    assert page.locator(".drafts code").inner_text() == "Hm"
+    assert page.locator("#ttft").inner_text().endswith("s")
