@@ -59,21 +59,33 @@ async function submit(event) {
   grow();
   $("welcome").hidden = true;
   const asked = { role: "user", content: text };
-  addMessage("You", "user").append(text);
+  const said = { role: "assistant", content: "" }; // without the thinking
+  const question = addMessage("You", "user");
+  question.append(text);
   const body = addMessage(model, "assistant");
   running = new AbortController();
   showSend("button", "Stop"); // of this type, so that no field's value or Enter has a part in it
   $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
-    const content = await answer([...messages, asked], body);
-    messages.push(asked, { role: "assistant", content });
+    await answer([...messages, asked], said, body);
+    messages.push(asked, said);
   } catch (error) {
     if (error.name !== "AbortError") body.append(el("p", { class: "error", role: "alert" }, error.message));
+    if (said.content) messages.push(asked, said);
+    else takeBack(text, question);
   }
   body.classList.remove("coming");
   $("log").removeAttribute("aria-busy");
   showSend("submit", "Send");
   running = null;
+}
+
+// A question without an answer can be asked again.
+function takeBack(text, question) {
+  question.after(el("p", { class: "note" }, "Not part of the conversation"));
+  if ($("question").value) return;
+  $("question").value = text;
+  grow();
 }
 
 function showSend(type, label) {
@@ -88,7 +100,7 @@ function addMessage(who, role) {
   return body;
 }
 
-async function answer(conversation, body) {
+async function answer(conversation, said, body) {
   const meter = new Meter(native ? null : await snapshot().catch(() => null));
   const options = { include_usage: true, ...(native ? { peagle_drafts: true } : { continuous_usage_stats: true }) };
   const asked = {
@@ -97,16 +109,15 @@ async function answer(conversation, body) {
   };
   const shown = new Answer(body);
   const trees = [];
-  let content = ""; // for the next turn: without the thinking
   let soFar = "";
   try {
     for await (const event of stream("v1/chat/completions", asked, running.signal)) {
       const choice = event.choices[0];
-      const said = choice?.delta?.content ?? "";
+      const content = choice?.delta?.content ?? "";
       const drafts = choice?.peagle_drafts;
-      const pieces = drafts?.pieces ?? [{ text: said, place: 0 }];
+      const pieces = drafts?.pieces ?? [{ text: content, place: 0 }];
       for (const tree of drafts?.trees ?? []) trees.push({ ...tree, soFar });
-      content += said;
+      said.content += content;
       const text = pieces.map((piece) => piece.text).join("");
       soFar += text;
       follow(() => shown.append(pieces));
@@ -120,7 +131,6 @@ async function answer(conversation, body) {
     const figures = el("p", { class: "figures" }, drafting(meter.drafts));
     follow(() => body.after(figures, trees.length ? draftsOf(trees) : ""));
   }
-  return content;
 }
 
 // A change of the log; its end stays in sight where it was.

@@ -70,3 +70,41 @@ def test_thinking_is_measured(like_vllm: LikeVllm, opened: Open) -> None:
     page.locator("details.drafts summary").click()
     assert page.locator(".drafts code").inner_text() == "Hm"
     assert page.locator("#ttft").inner_text().endswith("s")
+
+
+def asked_next(like_vllm: LikeVllm, page: Any) -> list[tuple[str, str]]:
+    """The conversation of the next request, as (role, content)."""
+    page.unroute_all()
+    page.get_by_label("Message").fill("Next")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant").last.get_by_text("".join(WORDS)).wait_for()
+    ended(page)
+    return [(turn["role"], turn["content"]) for turn in like_vllm.asked[-1]["messages"]]
+
+
+def test_a_stopped_turn_is_said(like_vllm: LikeVllm, opened: Open) -> None:
+    page = opened(like_vllm.url)
+    like_vllm.go.clear()
+    begin(page, "Why?")
+    page.get_by_role("button", name="Stop").click()
+    ended(page)
+    like_vllm.go.set()
+    turn = [("user", "Why?"), ("assistant", BEGUN)]
+    assert asked_next(like_vllm, page) == [*turn, ("user", "Next")]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_failed_turn(like_vllm: LikeVllm, opened: Open, begun: bool) -> None:
+    """What was said before the error is part of the conversation. A question without an answer is
+    not, and stands in the field again."""
+    page = opened(like_vllm.url)
+    said = [{"choices": [{"delta": {"content": BEGUN}}]}] if begun else []
+    answered(page, "v1/chat/completions", events(*said, {"error": {"message": "too late"}}))
+    page.get_by_label("Message").fill("Why?")
+    page.keyboard.press("Enter")
+    page.get_by_role("alert").get_by_text("too late").wait_for()
+    ended(page)
+    assert page.get_by_label("Message").input_value() == ("" if begun else "Why?")
+    assert page.get_by_text("Not part of the conversation").count() == (0 if begun else 1)
+    turn = [("user", "Why?"), ("assistant", BEGUN)] if begun else []
+    assert asked_next(like_vllm, page) == [*turn, ("user", "Next")]
