@@ -55,6 +55,7 @@ class LikeVllm:
         name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
         lines += [f'{name}{{{LABELS},position="{i}"}} {float(count)}' for i, count in places]
         lines += [f"vllm:num_requests_running{{{LABELS}}} 0.0"]
+        lines += [f"vllm:generation_tokens_total{{{LABELS}}} {5.0 * len(self.asked)}"]
         return PlainTextResponse("\n".join(["# HELP of it", *lines, ""]))
 
     def chat(self, body: dict[str, Any]) -> StreamingResponse:

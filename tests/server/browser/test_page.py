@@ -272,3 +272,17 @@ def test_another_server(like_vllm: LikeVllm, opened: Open, shot: Shot) -> None:
     tab(page, "Live")
     page.locator(".chart rect.bar").nth(2).wait_for()
     shot(page, "another-server")
+
+
+def test_charts_after_a_restart(like_vllm: LikeVllm, opened: Open) -> None:
+    """The counters of the new server begin at 0: no rate is below 0."""
+    like_vllm.asked += [{}] * 9
+    page = opened(f"{like_vllm.url}/#live")
+    bars, line = (page.locator(f".chart {part}") for part in ("rect.bar", "path.line.s0"))
+    bars.first.wait_for()
+    like_vllm.asked.clear()
+    page.get_by_role("img", name="nothing was drafted").wait_for()
+    until(lambda: page.locator(".chart-value").first.inner_text() == "0")
+    drawn = str(line.first.get_attribute("d"))
+    heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+?)(?:h0)?(?=L|$)", drawn)]
+    assert heights and max(heights) <= 140, "the axis"
