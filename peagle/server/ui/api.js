@@ -34,7 +34,7 @@ export async function* stream(path, body, signal) {
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) return;
+      if (done) throw new Error("The connection ended before the answer did");
       const lines = (held + value).split("\n");
       held = lines.pop();
       for (const line of lines) {

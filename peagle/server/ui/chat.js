@@ -13,6 +13,8 @@ const EXAMPLES = [
   "List the days of the week as JSON.",
 ];
 
+const CUT = { length: "cut at Max tokens", abort: "ended by the server" };
+
 let model, native; // native: a peagle server, which reports drafted tokens
 let messages = [];
 let running = null; // AbortController of the answer that comes
@@ -110,6 +112,7 @@ async function answer(conversation, said, body) {
   const shown = new Answer(body);
   const trees = [];
   let soFar = "";
+  let cut; // why, in words
   try {
     for await (const event of stream("v1/chat/completions", asked, running.signal)) {
       const choice = event.choices[0];
@@ -121,14 +124,16 @@ async function answer(conversation, said, body) {
       const text = pieces.map((piece) => piece.text).join("");
       soFar += text;
       follow(() => shown.append(pieces));
+      cut = CUT[choice?.finish_reason] ?? cut;
       meter.observe(text, drafts, event.usage);
     }
   } finally {
     follow(() => shown.end());
   }
   await meter.end();
-  if (meter.drafts) {
-    const figures = el("p", { class: "figures" }, drafting(meter.drafts));
+  const words = [meter.drafts && drafting(meter.drafts), cut].filter(Boolean);
+  if (words.length) {
+    const figures = el("p", { class: "figures" }, words.join(" · "));
     follow(() => body.after(figures, trees.length ? draftsOf(trees) : ""));
   }
 }

@@ -22,6 +22,7 @@ class LikeVllm:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.reason = "stop"
         self.go = threading.Event()  # on after the second word
         self.go.set()
         app = FastAPI()
@@ -66,7 +67,7 @@ class LikeVllm:
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "other"}
         deltas = [{"role": "assistant", "content": ""}, *({"content": word} for word in WORDS), {}]
         for count, delta in enumerate(deltas):
-            reason = None if delta else "stop"
+            reason = None if delta else self.reason
             choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
             usage = {"prompt_tokens": 4, "completion_tokens": min(count, len(WORDS))}
             yield f"data: {json.dumps(head | {'choices': [choice], 'usage': usage})}\n\n"

@@ -79,7 +79,7 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
     assert page.locator(".message.assistant .token:not(.lookup)").first.evaluate(line) == "none"
     page.locator("#legend-rows").get_by_text("from lookup").wait_for()
     figures = page.locator(".message.assistant .figures").inner_text()
-    assert re.search(r" · [1-9]\d* % from lookup$", figures)
+    assert re.search(r" · [1-9]\d* % from lookup( · |$)", figures)
     shot(page, "lookup")
     running.stop()
 

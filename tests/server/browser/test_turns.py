@@ -108,3 +108,21 @@ def test_a_failed_turn(like_vllm: LikeVllm, opened: Open, begun: bool) -> None:
     assert page.get_by_text("Not part of the conversation").count() == (0 if begun else 1)
     turn = [("user", "Why?"), ("assistant", BEGUN)] if begun else []
     assert asked_next(like_vllm, page) == [*turn, ("user", "Next")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("length", "cut at Max tokens"), ("abort", "ended by the server")]
+)
+def test_a_cut_answer_says_so(like_vllm: LikeVllm, opened: Open, reason: str, told: str) -> None:
+    like_vllm.reason = reason
+    page = opened(like_vllm.url)
+    asked_next(like_vllm, page)
+    assert page.locator(".figures").inner_text() == told
+
+
+def test_a_stream_without_its_end(like_vllm: LikeVllm, opened: Open) -> None:
+    page = opened(like_vllm.url)
+    body = events(drafted(BEGUN, BEGUN)).removesuffix("data: [DONE]\n\n")
+    answered(page, "v1/chat/completions", body)
+    begin(page, "Why?")
+    page.get_by_role("alert").get_by_text("before the answer did").wait_for()
