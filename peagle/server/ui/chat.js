@@ -57,6 +57,7 @@ async function submit(event) {
   if (running) return;
   const text = $("question").value.trim();
   if (!text) return;
+  const talk = messages; // New chat begins another
   $("question").value = "";
   grow();
   $("welcome").hidden = true;
@@ -69,12 +70,12 @@ async function submit(event) {
   showSend("button", "Stop"); // of this type, so that no field's value or Enter has a part in it
   $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
-    await answer([...messages, asked], said, body);
-    messages.push(asked, said);
+    await answer([...talk, asked], said, body);
+    talk.push(asked, said);
   } catch (error) {
     if (error.name !== "AbortError") body.append(el("p", { class: "error", role: "alert" }, error.message));
-    if (said.content) messages.push(asked, said);
-    else takeBack(text, question);
+    if (said.content) talk.push(asked, said);
+    else if (talk === messages) takeBack(text, question);
   }
   body.classList.remove("coming");
   $("log").removeAttribute("aria-busy");
@@ -103,7 +104,8 @@ function addMessage(who, role) {
 }
 
 async function answer(conversation, said, body) {
-  const meter = new Meter(native ? null : await snapshot().catch(() => null));
+  const { signal } = running;
+  const meter = new Meter(native ? null : await snapshot(signal).catch(() => null));
   const options = { include_usage: true, ...(native ? { peagle_drafts: true } : { continuous_usage_stats: true }) };
   const asked = {
     model, messages: conversation, stream: true, stream_options: options,
@@ -114,7 +116,7 @@ async function answer(conversation, said, body) {
   let soFar = "";
   let cut; // why, in words
   try {
-    for await (const event of stream("v1/chat/completions", asked, running.signal)) {
+    for await (const event of stream("v1/chat/completions", asked, signal)) {
       const choice = event.choices[0];
       const content = choice?.delta?.content ?? "";
       const drafts = choice?.peagle_drafts;
@@ -130,7 +132,7 @@ async function answer(conversation, said, body) {
   } finally {
     follow(() => shown.end());
   }
-  await meter.end();
+  await meter.end(signal);
   const words = [meter.drafts && drafting(meter.drafts), cut].filter(Boolean);
   if (words.length) {
     const figures = el("p", { class: "figures" }, words.join(" · "));
@@ -190,9 +192,9 @@ class Meter {
     $("legend-rows").replaceChildren(...rows);
   }
 
-  async end() {
+  async end(signal) {
     if (!this.before) return;
-    const length = acceptanceLength(this.before, await snapshot());
+    const length = acceptanceLength(this.before, await snapshot(signal));
     if (length !== undefined) $("al").textContent = length.toFixed(2);
   }
 }

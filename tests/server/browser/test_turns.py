@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from like_vllm import WORDS, LikeVllm
+from serving import until
 from test_widths import answered, events
 
 pytestmark = pytest.mark.browser
@@ -126,3 +127,24 @@ def test_a_stream_without_its_end(like_vllm: LikeVllm, opened: Open) -> None:
     answered(page, "v1/chat/completions", body)
     begin(page, "Why?")
     page.get_by_role("alert").get_by_text("before the answer did").wait_for()
+
+
+def test_a_new_chat_has_no_old_turns(like_vllm: LikeVllm, opened: Open) -> None:
+    """Begun after the last word, while the acceptance length is read from /metrics."""
+    page, held = opened(like_vllm.url), list[Any]()
+
+    def hold(route: Any) -> None:
+        held.append(route)
+
+    like_vllm.go.clear()
+    begin(page, "Why?")
+    page.route("**/metrics", hold)
+    like_vllm.go.set()
+    page.locator(".message.assistant").get_by_text("".join(WORDS)).wait_for()
+    until(lambda: page.wait_for_timeout(50) or len(held) == 2)  # the charts' request, too
+    page.get_by_role("button", name="New chat").click()
+    for route in held:
+        route.continue_()
+    ended(page)
+    assert page.locator("#al").inner_text() == "–"
+    assert asked_next(like_vllm, page) == [("user", "Next")]
