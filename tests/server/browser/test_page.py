@@ -92,7 +92,7 @@ def test_stop(served: Running, opened: Open, brake: Brake) -> None:
     page.locator("#send").click()
     page.get_by_role("button", name="Stop").click()
     page.locator("#log:not([aria-busy])").wait_for()
-    assert page.locator(".figures, .error").count() == 0
+    assert page.locator("#log .figures, #log .error").count() == 0
     brake.go.set()
     until(lambda: all_free(served))
     assert read(served)["vllm:request_success_total", "abort"] == 1
