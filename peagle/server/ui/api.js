@@ -3,20 +3,22 @@
 import { $ } from "./dom.js";
 
 const STORED = "peagle-api-key";
+let known = sessionStorage.getItem(STORED);
 let asking = null;
 
 export async function ask(path, body, signal) {
   for (;;) {
-    const key = sessionStorage.getItem(STORED);
+    const key = known;
     const headers = key ? { authorization: `Bearer ${key}` } : {};
     if (body) headers["content-type"] = "application/json";
     const response = await fetch(path, {
       method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(body), cache: "no-store",
     });
     if (response.status === 401) {
-      if (sessionStorage.getItem(STORED) === key) await newKey(key !== null);
+      if (known === key) await newKey(key !== null);
       continue;
     }
+    if (key) sessionStorage.setItem(STORED, key); // the server takes it
     if (!response.ok) throw new Error(await why(response));
     return response;
   }
@@ -32,7 +34,7 @@ export async function* stream(path, body, signal) {
   try {
     for (;;) {
       const { value, done } = await reader.read();
-      if (done) return;
+      if (done) throw new Error("The connection ended before the answer did");
       const lines = (held + value).split("\n");
       held = lines.pop();
       for (const line of lines) {
@@ -64,12 +66,15 @@ function newKey(refused) {
     $("key").value = "";
     $("key-form").onsubmit = (event) => {
       event.preventDefault();
-      sessionStorage.setItem(STORED, $("key").value);
-      $("key-dialog").close();
+      known = $("key").value;
       asking = null;
+      $("key-dialog").close();
       resolve();
     };
     $("key-dialog").oncancel = (event) => event.preventDefault(); // nothing works without it
+    $("key-dialog").onclose = () => {
+      if (asking && !$("key-dialog").open) $("key-dialog").showModal(); // a second Escape is not cancelled
+    };
     $("key-dialog").showModal();
   });
   return asking;

@@ -22,7 +22,9 @@ export function startCharts(onState) {
   const tick = async () => {
     if (!document.hidden) {
       try {
-        samples.push(await snapshot());
+        const now = await snapshot();
+        if (samples.length && restarted(now, samples.at(-1))) samples.length = 0;
+        samples.push(now);
         if (samples.length > KEPT) samples.shift();
         for (const chart of charts) chart.draw(samples);
         onState(true);
@@ -34,6 +36,10 @@ export function startCharts(onState) {
   };
   tick();
 }
+
+const COUNTERS = ["generated", "rounds", "accepted", "forwards"];
+
+const restarted = (now, before) => COUNTERS.some((name) => now[name] < before[name]);
 
 const rate = (now, before, name) => (now[name] - before[name]) / (now.at - before.at);
 

@@ -13,6 +13,8 @@ const EXAMPLES = [
   "List the days of the week as JSON.",
 ];
 
+const CUT = { length: "cut at Max tokens", abort: "ended by the server" };
+
 let model, native; // native: a peagle server, which reports drafted tokens
 let messages = [];
 let running = null; // AbortController of the answer that comes
@@ -29,6 +31,11 @@ export function startChat(name, isNative) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     $("composer").requestSubmit();
+  });
+  $("send").addEventListener("click", (event) => {
+    if (!running) return;
+    event.preventDefault(); // once it is Send again, this click would send what is in the field
+    running.abort();
   });
   $("new-chat").addEventListener("click", reset);
   // Before, the browser would have sent the form by itself, and a number typed would have changed.
@@ -47,30 +54,46 @@ function reset() {
 
 async function submit(event) {
   event.preventDefault();
-  if (running) return running.abort();
+  if (running) return;
   const text = $("question").value.trim();
   if (!text) return;
+  const talk = messages; // New chat begins another
   $("question").value = "";
   grow();
   $("welcome").hidden = true;
   const asked = { role: "user", content: text };
-  addMessage("You", "user").append(text);
+  const said = { role: "assistant", content: "" }; // without the thinking
+  const question = addMessage("You", "user");
+  question.append(text);
   const body = addMessage(model, "assistant");
   running = new AbortController();
-  $("send").textContent = "Stop";
-  $("send").formNoValidate = true; // to stop needs no message
+  showSend("button", "Stop"); // of this type, so that no field's value or Enter has a part in it
   $("log").setAttribute("aria-busy", "true"); // read out once it is complete
   try {
-    const content = await answer([...messages, asked], body);
-    messages.push(asked, { role: "assistant", content });
+    await answer([...talk, asked], said, body);
+    talk.push(asked, said);
   } catch (error) {
     if (error.name !== "AbortError") body.append(el("p", { class: "error", role: "alert" }, error.message));
+    if (said.content) talk.push(asked, said);
+    else if (talk === messages) takeBack(text, question);
   }
   body.classList.remove("coming");
   $("log").removeAttribute("aria-busy");
-  $("send").textContent = "Send";
-  $("send").formNoValidate = false;
+  showSend("submit", "Send");
   running = null;
+}
+
+// A question without an answer can be asked again.
+function takeBack(text, question) {
+  question.after(el("p", { class: "note" }, "Not part of the conversation"));
+  if ($("question").value) return;
+  $("question").value = text;
+  grow();
+}
+
+function showSend(type, label) {
+  $("send").type = type;
+  $("send").textContent = label;
 }
 
 function addMessage(who, role) {
@@ -80,8 +103,9 @@ function addMessage(who, role) {
   return body;
 }
 
-async function answer(conversation, body) {
-  const meter = new Meter(native ? null : await snapshot().catch(() => null));
+async function answer(conversation, said, body) {
+  const { signal } = running;
+  const meter = new Meter(native ? null : await snapshot(signal).catch(() => null));
   const options = { include_usage: true, ...(native ? { peagle_drafts: true } : { continuous_usage_stats: true }) };
   const asked = {
     model, messages: conversation, stream: true, stream_options: options,
@@ -89,26 +113,31 @@ async function answer(conversation, body) {
   };
   const shown = new Answer(body);
   const trees = [];
-  let content = "";
+  let soFar = "";
+  let cut; // why, in words
   try {
-    for await (const event of stream("v1/chat/completions", asked, running.signal)) {
+    for await (const event of stream("v1/chat/completions", asked, signal)) {
       const choice = event.choices[0];
-      const text = choice?.delta?.content ?? "";
+      const content = choice?.delta?.content ?? "";
       const drafts = choice?.peagle_drafts;
-      for (const tree of drafts?.trees ?? []) trees.push({ ...tree, soFar: content });
-      content += text;
-      follow(() => shown.append(drafts?.pieces ?? [{ text, place: 0 }]));
+      const pieces = drafts?.pieces ?? [{ text: content, place: 0 }];
+      for (const tree of drafts?.trees ?? []) trees.push({ ...tree, soFar });
+      said.content += content;
+      const text = pieces.map((piece) => piece.text).join("");
+      soFar += text;
+      follow(() => shown.append(pieces));
+      cut = CUT[choice?.finish_reason] ?? cut;
       meter.observe(text, drafts, event.usage);
     }
   } finally {
     follow(() => shown.end());
   }
-  await meter.end();
-  if (meter.drafts) {
-    const figures = el("p", { class: "figures" }, drafting(meter.drafts));
+  await meter.end(signal);
+  const words = [meter.drafts && drafting(meter.drafts), cut].filter(Boolean);
+  if (words.length) {
+    const figures = el("p", { class: "figures" }, words.join(" · "));
     follow(() => body.after(figures, trees.length ? draftsOf(trees) : ""));
   }
-  return content;
 }
 
 // A change of the log; its end stays in sight where it was.
@@ -163,9 +192,9 @@ class Meter {
     $("legend-rows").replaceChildren(...rows);
   }
 
-  async end() {
+  async end(signal) {
     if (!this.before) return;
-    const length = acceptanceLength(this.before, await snapshot());
+    const length = acceptanceLength(this.before, await snapshot(signal));
     if (length !== undefined) $("al").textContent = length.toFixed(2);
   }
 }

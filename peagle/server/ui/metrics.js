@@ -5,8 +5,8 @@ import { ask } from "./api.js";
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/;
 const SPEC = "vllm:spec_decode_num_";
 
-export async function snapshot() {
-  const text = await (await ask("metrics")).text();
+export async function snapshot(signal) {
+  const text = await (await ask("metrics", null, signal)).text();
   const sums = new Map();
   const positions = [];
   for (const line of text.split("\n")) {

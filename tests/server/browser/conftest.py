@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from like_vllm import LikeVllm
 from serving import Running, Serve
 
 ARTEFACTS = Path(__file__).parents[3] / "results" / "browser"
@@ -69,3 +70,10 @@ def served(serve: Serve, catalog: Path, monkeypatch: pytest.MonkeyPatch) -> Runn
     """The tiny target with a head of each method."""
     monkeypatch.setenv("PEAGLE_CATALOG", str(catalog))
     return serve()
+
+
+@pytest.fixture
+def like_vllm() -> Iterator[LikeVllm]:
+    made = LikeVllm()
+    yield made
+    made.stop()

@@ -22,6 +22,9 @@ class LikeVllm:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.reason = "stop"
+        self.go = threading.Event()  # on after the second word
+        self.go.set()
         app = FastAPI()
         app.add_middleware(Pages)
         app.get("/v1/models")(self.models)
@@ -35,6 +38,7 @@ class LikeVllm:
         self.thread.start()
 
     def stop(self) -> None:
+        self.go.set()
         self.server.should_exit = True
         self.thread.join(30)
 
@@ -52,6 +56,7 @@ class LikeVllm:
         name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
         lines += [f'{name}{{{LABELS},position="{i}"}} {float(count)}' for i, count in places]
         lines += [f"vllm:num_requests_running{{{LABELS}}} 0.0"]
+        lines += [f"vllm:generation_tokens_total{{{LABELS}}} {5.0 * len(self.asked)}"]
         return PlainTextResponse("\n".join(["# HELP of it", *lines, ""]))
 
     def chat(self, body: dict[str, Any]) -> StreamingResponse:
@@ -62,10 +67,12 @@ class LikeVllm:
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "other"}
         deltas = [{"role": "assistant", "content": ""}, *({"content": word} for word in WORDS), {}]
         for count, delta in enumerate(deltas):
-            reason = None if delta else "stop"
+            reason = None if delta else self.reason
             choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
             usage = {"prompt_tokens": 4, "completion_tokens": min(count, len(WORDS))}
             yield f"data: {json.dumps(head | {'choices': [choice], 'usage': usage})}\n\n"
             time.sleep(0.02)
+            if count == 2:
+                self.go.wait(30)
         yield f"data: {json.dumps(head | {'choices': [], 'usage': usage})}\n\n"
         yield "data: [DONE]\n\n"

@@ -1,13 +1,14 @@
 """The console in a browser: real clicks against a real server of the tiny target."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from console_page import TABS, ask, tab
 from like_vllm import WORDS, LikeVllm
-from serving import MODEL, Brake, Running, Serve, start, until
+from serving import MODEL, Brake, Running, Serve, all_free, start, until
+from test_metrics import read
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
@@ -78,27 +79,23 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
     assert page.locator(".message.assistant .token:not(.lookup)").first.evaluate(line) == "none"
     page.locator("#legend-rows").get_by_text("from lookup").wait_for()
     figures = page.locator(".message.assistant .figures").inner_text()
-    assert re.search(r" · [1-9]\d* % from lookup$", figures)
+    assert re.search(r" · [1-9]\d* % from lookup( · |$)", figures)
     shot(page, "lookup")
     running.stop()
 
 
 def test_stop(served: Running, opened: Open, brake: Brake) -> None:
-    """The button that sends also stops; what was said stays, and the server is free. The answer
-    cannot end by itself: the engine stands."""
+    """The button that sends also stops, and the server is free."""
     page = opened(served.url)
-    brake.last = brake.steps + 6
-    page.locator("#max-tokens").fill("100")
+    brake.go.clear()
     page.get_by_label("Message").fill("a")
     page.locator("#send").click()
-    words = page.locator(".message.assistant .words:not(:empty)")
-    words.wait_for()
-    until(lambda: not brake.go.is_set())
-    page.locator("#send").click()
+    page.get_by_role("button", name="Stop").click()
     page.locator("#log:not([aria-busy])").wait_for()
-    assert words.count() == 1 and page.locator(".figures").count() == 0
-    assert page.locator(".error").is_visible() is False
+    assert page.locator("#log .figures, #log .error").count() == 0
     brake.go.set()
+    until(lambda: all_free(served))
+    assert read(served)["vllm:request_success_total", "abort"] == 1
     assert ask(page, "the cat")
 
 
@@ -260,13 +257,6 @@ def test_phone(served: Running, opened: Open, shot: Shot, scheme: str) -> None:
     assert (sum(page.evaluate(light)) > 3 * 128) == (scheme == "light")
 
 
-@pytest.fixture
-def like_vllm() -> Iterator[LikeVllm]:
-    made = LikeVllm()
-    yield made
-    made.stop()
-
-
 def test_another_server(like_vllm: LikeVllm, opened: Open, shot: Shot) -> None:
     """vLLM does not say which tokens were drafted: no tint, and acceptance from /metrics."""
     page = opened(like_vllm.url)
@@ -282,3 +272,17 @@ def test_another_server(like_vllm: LikeVllm, opened: Open, shot: Shot) -> None:
     tab(page, "Live")
     page.locator(".chart rect.bar").nth(2).wait_for()
     shot(page, "another-server")
+
+
+def test_charts_after_a_restart(like_vllm: LikeVllm, opened: Open) -> None:
+    """The counters of the new server begin at 0: no rate is below 0."""
+    like_vllm.asked += [{}] * 9
+    page = opened(f"{like_vllm.url}/#live")
+    bars, line = (page.locator(f".chart {part}") for part in ("rect.bar", "path.line.s0"))
+    bars.first.wait_for()
+    like_vllm.asked.clear()
+    page.get_by_role("img", name="nothing was drafted").wait_for()
+    until(lambda: page.locator(".chart-value").first.inner_text() == "0")
+    drawn = str(line.first.get_attribute("d"))
+    heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+?)(?:h0)?(?=L|$)", drawn)]
+    assert heights and max(heights) <= 140, "the axis"
