@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from console_page import TABS, ask, tab
 from like_vllm import WORDS, LikeVllm
-from serving import MODEL, Brake, Running, Serve, all_free, start, until
+from serving import MODEL, Brake, Running, Serve, all_free, until
 from test_metrics import read
 from tiny import make_drafter, make_target
 
@@ -63,11 +63,11 @@ def test_chat(served: Running, opened: Open, shot: Shot) -> None:
     assert page.locator(".message").count() == 0
 
 
-def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
+def test_lookup_is_marked(serve: Serve, opened: Open, shot: Shot) -> None:
     """Underlined, named by title and legend, and counted below the answer."""
     target = make_target()
     head = make_drafter(target, "p-eagle")  # of random weights: it offers little
-    running = start(LLM(target, head, nodes=12, max_batch=4, kv_tokens=1024))
+    running = serve(LLM(target, head, nodes=12, max_batch=4, kv_tokens=1024))
     page = opened(running.url)
     page.get_by_text(f"{MODEL} · P-EAGLE, 12 nodes + lookup").wait_for()
     ask(page, "the cat sat on the mat and the cat sat on the mat", tokens=96)
@@ -81,7 +81,6 @@ def test_lookup_is_marked(opened: Open, shot: Shot) -> None:
     figures = page.locator(".message.assistant .figures").inner_text()
     assert re.search(r" · [1-9]\d* % from lookup( · |$)", figures)
     shot(page, "lookup")
-    running.stop()
 
 
 def test_stop(served: Running, opened: Open, brake: Brake) -> None:
