@@ -156,7 +156,7 @@ UNPAIRED: dict[str, dict[str, Any]] = {
     "tools": GOOD | {"tools": [{"name": CUT}]},
     "template argument": GOOD | {"template_args": {"date": CUT}},
 }  # fmt: skip
-REASON = "record 41: has half of a surrogate pair"
+REASON = r"record 41: (has half of a surrogate pair|messages\[1\] .*: not JSON)"
 
 
 @pytest.mark.parametrize("where", sorted(UNPAIRED.keys() - {"turns"}))

@@ -139,7 +139,7 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": FOR
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("script", "calls"), [(CALL, 1), (f"{CALL}\n{CALL}", 2), ("7", 0), ("hm", 0), ("<tool_kit>", 1)]
+    ("script", "calls"), [(CALL, 1), (f"{CALL}\n{CALL}", 2), ("7", 0), ("<tool_kit>", 1)]
 )
 def test_an_answer_with_a_form_or_calls(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, script: str, calls: int, stream: bool

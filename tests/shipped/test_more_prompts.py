@@ -1,16 +1,24 @@
 """heads/more.py asks what its files have: as many prompts of a kind as there are texts for it."""
 
+import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+NAMES = ("answers", "prompts", "more")  # of modules in heads/; tests have an `answers`, too
+
 
 @pytest.fixture
-def more(monkeypatch: pytest.MonkeyPatch) -> Any:
+def more(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name in NAMES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "heads")
-    return import_module("more")
+    yield import_module("more")
+    for name in NAMES:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("count", [0, 3])

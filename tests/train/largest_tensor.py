@@ -1,4 +1,4 @@
-"""How large the largest tensor of a computation is."""
+"""Size of the largest tensor of a computation."""
 
 from typing import Any
 

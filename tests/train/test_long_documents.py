@@ -48,7 +48,7 @@ for length in map(int, sys.argv[3:]):
 
 
 class Added(NamedTuple):
-    """What a step takes."""
+    """The memory of a step."""
 
     peak: int  # MiB
     largest: int  # bytes

@@ -96,8 +96,8 @@ def test_a_stopped_turn_is_said(like_vllm: LikeVllm, opened: Open) -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_failed_turn(like_vllm: LikeVllm, opened: Open, begun: bool) -> None:
-    """What was said before the error is part of the conversation. A question without an answer is
-    not, and stands in the field again."""
+    """The conversation has what was said before the error. A question without an answer is not part
+    of it, and stands in the field again."""
     page = opened(like_vllm.url)
     said = [{"choices": [{"delta": {"content": BEGUN}}]}] if begun else []
     answered(page, "v1/chat/completions", events(*said, {"error": {"message": "too late"}}))
