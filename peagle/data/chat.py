@@ -282,7 +282,7 @@ def to_style(record: dict[str, Any]) -> Style:
 def _from_json(text: str, field: str) -> Any:
     try:
         found = json.loads(text)
-        json.dumps(found, ensure_ascii=False).encode()  # as templates write it
+        check_text(found)
     except (ValueError, RecursionError) as error:
         raise InputError("not JSON", field=field, value=text) from error
     return found
