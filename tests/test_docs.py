@@ -199,6 +199,28 @@ def test_the_readmes_speed_ups_were_measured() -> None:
         assert abs(float(found) - ours[mine] / theirs[other]) < 0.055
 
 
+def test_the_readmes_speeds_without_avx512_were_measured() -> None:
+    """The README's range over three targets, by the number of requests."""
+    found = re.search(
+        r"run ([\d.]+) to ([\d.]+) times as fast .*, and ([\d.]+) to ([\d.]+) times with 8 requests",
+        (ROOT / "README.md").read_text(),
+    )
+    assert found is not None
+    measured = list[float]()
+    for load in (1, 8):
+        speeds = []
+        for target in ("", "_qwen", "_gemma"):
+            file = ROOT / "benchmarks" / "results" / f"engines{target}_avx2.json"
+            [ratio] = [
+                row["ratio"]  # to ours alone
+                for row in json.loads(file.read_text())["rows"]
+                if (row["engine"], row["method"], row["concurrency"]) == ("vllm", "none", load)
+            ]
+            speeds.append(1 / ratio)
+        measured += [min(speeds), max(speeds)]
+    assert list(map(float, found.groups())) == pytest.approx(measured, abs=0.055)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_its_links_lead_somewhere(page: Path) -> None:
     """Files that exist, and addresses of a sound form; mkdocs checks headings."""
