@@ -65,6 +65,13 @@ def replacing(file: Path) -> Iterator[Path]:
         made.unlink(missing_ok=True)
 
 
+def share(made: Path) -> None:
+    """Let all users read a file, or a folder and what is in it: safetensors and mkdtemp make them
+    private. Raises OSError."""
+    for path in (made, *made.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
 def replace_file(file: Path, content: str) -> None:
     """Give a file new content, on the disk when this returns: all of it or none. Raises OSError."""
     with replacing(file) as made:

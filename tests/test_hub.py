@@ -14,7 +14,16 @@ from refusals import refused, refused_command
 
 from peagle.heads.format import head_folder
 from peagle.model import loader
-from peagle.model.loader import ATTEMPTS, download, load_tokenizer, locate, reached
+from peagle.model.loader import (
+    AGAIN,
+    ATTEMPTS,
+    download,
+    load_target,
+    load_tokenizer,
+    locate,
+    reached,
+)
+from peagle.vllm.head import target_config
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 Hub = Callable[[int], list[bytes]]
@@ -125,6 +134,27 @@ def test_the_hub_says_no(
     with refused("target") as error:
         load_tokenizer("owner/name@v1")
     assert (error.value.why, error.value.value) == (why, "owner/name@v1")
+
+
+@pytest.mark.parametrize(
+    "kind", [httpx.ReadError, httpx.RemoteProtocolError, errors.XetDownloadError, RuntimeError]
+)
+def test_a_connection_that_breaks(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    """The hub's client raises these errors of the libraries below as they are."""
+
+    def breaks(*_: object, **__: object) -> None:
+        raise kind("the connection was reset")
+
+    monkeypatch.setattr(loader, "reached", lambda: True)
+    monkeypatch.setattr(loader, "snapshot_download", breaks)
+    reads: dict[str, Callable[[str], object]] = {"target": load_target, "head": head_folder}
+    for field, read in reads.items():
+        with refused(field) as error:
+            read("owner/name")
+        assert error.value.fix == AGAIN
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", breaks)
+    with refused("target"):
+        target_config("owner/name")
 
 
 def test_what_was_downloaded_is_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

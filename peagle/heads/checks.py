@@ -173,7 +173,7 @@ def draft_vocabulary(head: HeadFiles, target: BaseTarget) -> str:
     first, last = map(int, ids.aminmax())
     wrong = f"d2t leads to target ids {first} to {last}; there are {vocab}"
     require(first >= 0 and last < vocab, wrong, OFFSETS)
-    return f"{len(ids)} of {vocab} tokens, no t2d"
+    return f"{len(ids)} of {vocab} tokens"
 
 
 def drafted_ids(head: HeadFiles) -> Tensor:

@@ -26,13 +26,13 @@ from peagle.errors import InputError, first_line
 from peagle.methods import keys
 from peagle.methods.registry import METHODS
 from peagle.model.config import CorrectionConfig, DrafterConfig, Provenance, default_feature_layers
+from peagle.model.describe import INDEX
 from peagle.model.int8 import SCALE, restore_int8
 from peagle.model.layer_config import LayerConfig
 from peagle.model.loader import download
 
 log = logging.getLogger(__name__)
 
-INDEX = "model.safetensors.index.json"
 FILES = ["*.json", "*.safetensors"]  # of folders, too
 FORMS = "give a folder or a hub id (owner/name[@revision])"
 FETCH_AGAIN = "download or export the head again, config.json and tensors together"

@@ -48,7 +48,8 @@ def load_drafter(name: str | Path, target: BaseTarget, *, force: bool = False) -
     drafter = drafter.to(target.device, target.dtype).eval()
     drafter.share_embedding(target.embedding)
     if ids := nested_ids(files):
-        model = target if target.runs else load_target(target.name)
+        how = {"dtype": str(target.dtype).removeprefix("torch."), "device": str(target.device)}
+        model = target if target.runs else load_target(target.name, **how)
         layers, found = try_both(drafter, cast("Target", model), ids)
         drafter.config = replace(config, feature_layers=layers)
         log.warning("head %s: layers %s: %s", name, list(layers), found)

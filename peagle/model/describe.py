@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -128,12 +127,9 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
 
 
-def read_weights(
-    folder: Path, dtype: torch.dtype | None, wanted: tuple[str, ...] = ALL
-) -> dict[str, Tensor]:
-    """The weights of a folder whose names begin with a `wanted` prefix, mapped to memory; in
-    `dtype`, or as they are. Raises InputError for files that are missing, damaged or lead out of
-    the folder."""
+def read_weights(folder: Path, wanted: tuple[str, ...] = ALL) -> dict[str, Tensor]:
+    """The weights of a folder whose names begin with a `wanted` prefix, mapped to memory. Raises
+    InputError for files that are missing, damaged or lead out of the folder."""
     tensors = dict[str, Tensor]()
     for file in weight_files(folder, wanted):
         try:
@@ -142,7 +138,7 @@ def read_weights(
                 tensors |= {name: opened.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{file}: {first_line(error)}", fix="download it again") from error
-    return tensors if dtype is None else {name: t.to(dtype) for name, t in tensors.items()}
+    return tensors
 
 
 def weight_files(folder: Path, wanted: tuple[str, ...] = ALL) -> list[Path]:
@@ -179,17 +175,12 @@ def describe_target(target: "Target") -> DescribedTarget | None:
 
 
 def check_weights(config: Described, tensors: Mapping[str, Tensor]) -> None:
-    """Raises InputError for weights that are missing or of another shape, or of several dtypes."""
-    dtype = None
+    """Raises InputError for weights that are missing or of another shape."""
     for name, shape in _shapes(config, HEAD in tensors):
         if name not in tensors:
             raise InputError(f"missing tensor {name!r}")
-        found = tensors[name]
-        if list(found.shape) != shape:
-            raise InputError(f"tensor {name} has shape {list(found.shape)}, expected {shape}")
-        dtype = dtype or found.dtype
-        if found.dtype != dtype:
-            raise InputError(f"tensor {name} is {found.dtype}, others are {dtype}")
+        if (found := list(tensors[name].shape)) != shape:
+            raise InputError(f"tensor {name} has shape {found}, expected {shape}")
 
 
 def _shapes(config: Described, has_head: bool) -> Iterator[tuple[str, list[int]]]:

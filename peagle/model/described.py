@@ -75,7 +75,8 @@ def below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 @dataclass(eq=False, repr=False)
 class DescribedTarget(BaseTarget):
-    """A target by its description and its weights, on the CPU."""
+    """A target by its description and its weights, on the CPU. Its dtype is that of the embedding;
+    the matrices of products may have that of their files."""
 
     config: Described
     tensors: Mapping[str, Tensor]  # by transformers' names, see describe.check_weights

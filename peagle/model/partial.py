@@ -71,8 +71,8 @@ def load_partial(name: str, *, layers: int = 1, device: str = "cpu") -> Target:
     wanted = (*needed, *tied, *last)
     folder = target_folder(name, wanted)
     with reading(name):
-        weights = read_weights(folder, None, wanted)
-    packing = getattr(made.config, "quantization_config", {}).get("quant_method")
+        weights = read_weights(folder, wanted)
+    packing = getattr(made.model.config, "quantization_config", {}).get("quant_method")
     alike = [each in weights and weights[each].shape == p.shape for each, p in needed.items()]
     equal = (torch.equal(weights[n], weights[tied[n]]) for n in tied.keys() & weights.keys())
     if not all(alike) or not all(equal) or packing not in UNCHANGED:

@@ -17,7 +17,7 @@ from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS, UNKNOWN_DEPTHS, mask_ids
 from peagle.methods.registry import METHODS
 from peagle.model.layer_config import LayerConfig
-from peagle.model.loader import UNREADABLE, locate
+from peagle.model.loader import locate
 from peagle.model.partial import load_partial
 from peagle.model.template import use_template
 from peagle.paths import cache_dir
@@ -141,7 +141,7 @@ def target_config(target: str) -> PretrainedConfig:
     path, revision = locate(target)
     try:
         return AutoConfig.from_pretrained(path, revision=revision).get_text_config()
-    except UNREADABLE as error:
+    except Exception as error:  # of any library below: the network's, the hub's, a format's
         raise InputError(first_line(error), field="target", value=target) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import features_of, make_drafter, make_target, random_prompts
+from tiny import features_of, make_drafter, make_target, random_prompts, save_target
 
 from peagle.heads.find import find_head
 from peagle.heads.load import TEXT, load_drafter
@@ -17,6 +17,7 @@ from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
 from peagle.model.attention import CausalAttend
 from peagle.model.drafter import Drafter
+from peagle.model.loader import described_target
 from peagle.model.target import Target
 from peagle.tools.doctor import examine, verdict
 from peagle.vllm.head import check_sizes, target_config
@@ -127,6 +128,15 @@ def test_a_reading_that_the_target_has_no_layer_for_is_not_tried(tmp_path: Path)
     save_drafter(make_drafter(target, "eagle3"), tmp_path / "head", "vllm", dtype=None)
     change(tmp_path / "head", peagle=None, **{LAYER_IDS: None})
     assert load_drafter(tmp_path / "head", target).config.feature_layers == ENTERS
+
+
+def test_the_trial_runs_in_the_targets_dtype(heads: Heads, tmp_path: Path) -> None:
+    """That of a described target is by transformers' model, loaded for it."""
+    made = make_target(layers=LAYERS, spread=0.3)
+    made.model.to(torch.bfloat16)
+    described = described_target(str(save_target(made, tmp_path)), "float32")
+    assert described is not None
+    assert load_drafter(heads[LEAVES], described).config.feature_layers == LEAVES
 
 
 def test_without_a_tokenizer_it_is_tried_on_other_tokens(target: Target, heads: Heads) -> None:

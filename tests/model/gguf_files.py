@@ -32,7 +32,7 @@ def weights() -> dict[str, np.ndarray]:
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def write_gguf(
+def write_gguf(  # noqa: PLR0913 (parts of a file)
     path: Path,
     *,
     architecture: str = "llama",
@@ -40,9 +40,10 @@ def write_gguf(
     quantized: bool = False,
     fields: Mapping[str, str | float] = {},
     tensors: Mapping[str, np.ndarray] = {},
+    tokens: Mapping[int, str] = {},
 ) -> Path:
     """`without` names a tensor to leave out; `quantized` stores one as nobody reads it. `fields` of
-    the architecture, and `tensors`, are added."""
+    the architecture or the tokenizer, and `tensors`, are added; `tokens` take others' places."""
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(1)
     writer.add_context_length(64)
@@ -53,7 +54,7 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(TOKENS)
+    writer.add_token_list([tokens.get(token, text) for token, text in enumerate(TOKENS)])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
@@ -63,9 +64,10 @@ def write_gguf(
             writer.add_tensor(f"{name}.weight", blocks, raw_dtype=GGMLQuantizationType.Q8_1)
         elif name != without:
             writer.add_tensor(f"{name}.weight", tensor)
+    adds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
     for name, value in fields.items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32
-        add(f"{architecture}.{name}", value)
+        key = name if name.startswith("tokenizer.") else f"{architecture}.{name}"
+        adds[type(value)](key, value)
     for name, tensor in tensors.items():
         writer.add_tensor(f"{name}.weight", tensor)
     writer.write_header_to_file()

@@ -65,6 +65,34 @@ def test_dequantised_once(tmp_path: Path, cache: Path, monkeypatch: pytest.Monke
     assert torch.equal(load_target(str(path)).embedding, wanted)
 
 
+NAMED = {"tokenizer.ggml.eot_token_id": 9, "tokenizer.ggml.eom_token_id": 8}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fields", "ends"),
+    [
+        ({}, {}, [0]),
+        ({7: "<end_of_turn>", 6: "<start_of_turn>"}, {}, [0, 7]),
+        ({7: "<|end|>"}, NAMED, [0, 7, 8, 9]),
+    ],
+)
+def test_tokens_that_end_an_answer(
+    tokens: Any, fields: Any, ends: list[int], tmp_path: Path
+) -> None:
+    """Instruct models end a turn with another token than eos, as Gemma 3 and Phi-3."""
+    path = str(write_gguf(tmp_path / "model.gguf", tokens=tokens, fields=fields))
+    described = described_target(path)
+    assert described is not None and described.end_ids == ends
+    assert load_target(path).end_ids == ends
+
+
+def test_other_users_may_read_it(tmp_path: Path, cache: Path) -> None:
+    locate(str(write_gguf(tmp_path / "model.gguf")))
+    [folder] = files(cache)
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+
+
 def test_a_gguf_is_digested_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "model.gguf")
     digested = list[Path]()

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader
 from gguf_files import HIDDEN, write_gguf
 from json_files import change_json, read_json
 from refusals import refused
 from torch import Tensor
-from transformers import Gemma3TextConfig, Gemma4TextConfig
+from transformers import Gemma2Config, Gemma3TextConfig, Gemma4TextConfig
 
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.choose import choose_backend
@@ -146,7 +147,7 @@ def test_gemma3_is_scaled_in_full_attention_alone(tmp_path: Path) -> None:
     fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
     file = write_gguf(tmp_path / "gemma.gguf", architecture="gemma3", fields=fields)
     config = Gemma3TextConfig(rope_theta=1e6)
-    _add_scaling(config, file)
+    _add_scaling(config, GGUFReader(file), file.name)
     full, near = (config.rope_parameters[f"{kind}_attention"] for kind in ("full", "sliding"))
     assert full == {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
     assert near == {"rope_type": "default", "rope_theta": 1e4}
@@ -156,8 +157,24 @@ def test_gemma4_says_the_same_in_its_config(tmp_path: Path) -> None:
     tensors = {"rope_freqs": np.array([1.0] * 64 + [1e30] * 192, dtype=np.float32)}
     file = write_gguf(tmp_path / "gemma.gguf", architecture="gemma4", tensors=tensors)
     config = Gemma4TextConfig()
-    _add_scaling(config, file)
+    _add_scaling(config, GGUFReader(file), file.name)
     assert config.rope_parameters == Gemma4TextConfig().rope_parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "scalar"),
+    [
+        (Gemma3TextConfig(num_hidden_layers=62, hidden_size=5376, num_attention_heads=32), 168),
+        (Gemma2Config(num_hidden_layers=46, hidden_size=4608, num_attention_heads=32), 144),
+        (Gemma3TextConfig(num_hidden_layers=48, hidden_size=3840, num_attention_heads=16), 256),
+        (Gemma2Config(num_hidden_layers=42, hidden_size=3584, num_attention_heads=16), 256),
+    ],
+)
+def test_attention_of_gemmas_27b_models(config: Any, scalar: int, tmp_path: Path) -> None:
+    """llama.cpp scales theirs by other numbers than the head size, which no file has."""
+    file = write_gguf(tmp_path / "gemma.gguf")
+    _add_scaling(config, GGUFReader(file), file.name)
+    assert config.query_pre_attn_scalar == scalar
 
 
 FACTORS = {"rope_freqs": llama3_factors(8.0)}
@@ -184,12 +201,17 @@ def test_other_scaling_is_refused_by_name(
     assert [*cache.iterdir()] == []
 
 
-def test_what_was_unpacked_without_scaling_is_not_used(tmp_path: Path, cache: Path) -> None:
-    """Earlier versions named it by the digest alone."""
-    file = write_gguf(tmp_path / "scaled.gguf", tensors=FACTORS)
+@pytest.mark.parametrize("prefix", ["gguf", "gguf-rope"])
+def test_what_earlier_versions_unpacked_is_not_used(
+    prefix: str, tmp_path: Path, cache: Path
+) -> None:
+    """The first did not read the scaling, the next one not the ends of turns."""
+    file = write_gguf(tmp_path / "scaled.gguf", tensors=FACTORS, tokens={7: "<end_of_turn>"})
     made = Path(locate(str(file))[0])
     digest = made.name[-16:]
-    before = made.rename(cache / f"gguf-{digest}")
+    before = made.rename(cache / f"{prefix}-{digest}")
     change_json(before / "config.json", rope_parameters={"rope_theta": THETA})
+    change_json(before / "generation_config.json", eos_token_id=0)
     again = Path(locate(str(file))[0])
     assert read_json(again / "config.json")["rope_parameters"]["rope_type"] == "llama3"
+    assert read_json(again / "generation_config.json")["eos_token_id"] == [0, 7]

@@ -105,9 +105,12 @@ def test_a_head_in_the_files_of_a_tied_target(tmp_path: Path, equal: bool) -> No
     assert torch.equal(part.logits(hidden), load_target(name).logits(hidden))
 
 
-def test_quantised_weights_need_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma4_multimodal"])
+def test_quantised_weights_need_the_whole(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files of fp8 have the same names, but other values."""
-    name = saved(tmp_path, "llama")
+    name = saved(tmp_path, family)
     change_json(tmp_path / "config.json", quantization_config={"quant_method": "fp8"})
     monkeypatch.setattr("peagle.model.partial.load_target", lambda name, device: (name, device))
     assert load_partial(name) == (name, "cpu")

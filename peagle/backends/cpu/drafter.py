@@ -13,6 +13,7 @@ from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.cpu.structs import PRODUCTS
+from peagle.backends.cpu.target import NORMS, QK_NORMS
 from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
 from peagle.model.layers import FirstLayer, Layer
@@ -21,13 +22,7 @@ if TYPE_CHECKING:
     from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
 
-NORMS = {  # of a layer, by their names in structs.py; a layer may have fewer
-    "input": "input_layernorm",
-    "mlp_input": "post_attention_layernorm",
-    "q": "self_attn.q_norm",
-    "k": "self_attn.k_norm",
-    "hidden": "hidden_norm",
-}
+HEAD_NORMS = NORMS | QK_NORMS | {"hidden": "hidden_norm"}  # a layer may have fewer
 
 
 class GenericDrafter(OwnCodeDrafter):
@@ -72,7 +67,7 @@ def _decoder_layer(layer: Layer) -> DecoderLayer:
     """A drafter's layer for the library; its linear layers are native ones."""
     weights = dict(layer.named_parameters())
     products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in PRODUCTS}
-    paths = {name: f"{path}.weight" for name, path in NORMS.items()}
+    paths = {name: f"{path}.weight" for name, path in HEAD_NORMS.items()}
     norms: dict[str, Tensor] = {n: weights[path] for n, path in paths.items() if path in weights}
     normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
     return DecoderLayer(products, norms, normed, layer.self_attn.spec.window or 0)

@@ -72,7 +72,7 @@ def load() -> Library:
 def fingerprint() -> str:
     """A hash of the sources and of the processor."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    return digest(repr((texts, FLAGS, _processor())).encode())
+    return digest(repr((texts, FLAGS, processor())).encode())
 
 
 def _kept() -> Path:
@@ -120,7 +120,7 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _processor() -> str:
+def processor() -> str:
     """The description of the processor, on which `-march=native` depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,7 +1,7 @@
 """Quantised weights kept in the user's cache as they are laid out: the next start reads them.
 
 A file is safetensors, with the sizes of its matrices in the header. Its name has the digests of the
-target's files, of the code that laid them out and of its own content.
+target's files and the processor, of the code that laid them out and of its own content.
 """
 
 import json
@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from peagle.backends.cpu import matrix
-from peagle.backends.cpu.library import digest, fingerprint, load
+from peagle.backends.cpu.library import digest, fingerprint, load, processor
 from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
-from peagle.files import kept_digest, replacing, sha256
+from peagle.files import kept_digest, replacing, sha256, share
 from peagle.model import int8
 from peagle.model.described import DescribedTarget
 from peagle.model.int8 import SCALE
@@ -35,7 +35,7 @@ def keep_packed(
     place = LargePages().copy
     if not target.quantize or not target.digests:
         return make(place)
-    source = digest(repr((target.digests, target.quantize, target.dtype)).encode())
+    source = digest(repr((target.digests, target.quantize, target.dtype, processor())).encode())
     code = fingerprint(), load().tiles, getsource(matrix), getsource(int8)
     folder = cache_dir() / "packed"
     key = f"{source}-{digest(repr(code).encode())}"
@@ -45,7 +45,7 @@ def keep_packed(
                 return _read(file, target, place)
     made = make(place)
     try:
-        for old in folder.glob(f"{source}-*"):  # of other versions, or damaged
+        for old in folder.glob(f"{source}-*"):  # of other versions here, or damaged
             old.unlink()
         _write(folder, key, made)
     except OSError as error:
@@ -73,4 +73,5 @@ def _write(folder: Path, key: str, weights: dict[str, Weights]) -> None:
     file = folder / f"{key}.safetensors"
     with replacing(file) as made:
         save_file(tensors, made, {"sizes": json.dumps(sizes)})
+        share(made)
     file.rename(file.with_stem(f"{key}-{sha256(file)[:16]}"))

@@ -2,23 +2,14 @@
 
 On a CPU with AMX activations stay as they are. Elsewhere each group of GROUP activations is rounded
 to 8 bits, as llama.cpp does it: so bytes are multiplied by bytes.
-
-Shapes: I inputs, O outputs, G groups of GROUP inputs.
 """
 
 import warnings
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from peagle.backends.cpu.matrix import (
-    BITS,
-    GROUP,
-    CpuLinear,
-    replace_head,
-    replace_linears,
-)
+from peagle.backends.cpu.matrix import BITS, CpuLinear, replace_head, replace_linears
 from peagle.errors import InputError, InputWarning
 
 if TYPE_CHECKING:
@@ -44,19 +35,15 @@ def quantize(target: "Target", kind: str) -> None:
     Warns (InputWarning) of the matrices that stay: shapes without a product, and experts kept in
     one tensor. Raises InputError when none can be replaced, NoCompiler without native code.
     """
+    if target.dtype not in BITS:
+        why = f"there are no products of {target.dtype}"
+        raise InputError(why, field="quantize", value=kind, fix="choose `dtype` bfloat16")
     target.quantize = kind
-    replace_linears(target.layers, partial(quantized, kind=kind))
+    replace_linears(target.layers, lambda linear: CpuLinear.of(linear, kind))
     _check_replaced(target, kind)
     head = target.model.get_output_embeddings()
     if type(head) is nn.Linear and head.weight.dtype in BITS:
-        replace_head(target, quantized(head, "int8"))
-
-
-def quantized(linear: nn.Linear, kind: str) -> nn.Module:
-    """A linear layer over int8 or int4 weights; the given one where there is no such product."""
-    if kind == "int4" and linear.in_features % GROUP:
-        return linear
-    return CpuLinear.of(linear, kind)
+        replace_head(target, CpuLinear.of(head, "int8"))
 
 
 def _check_replaced(target: "Target", kind: str) -> None:

@@ -69,13 +69,14 @@ class NativeTarget:
 
 
 def _products(target: DescribedTarget, place: Place) -> dict[str, Weights]:
-    """The weights of all products, by their names, laid out."""
+    """The weights of all products, by their names, laid out: one after another in the target's
+    dtype, so that only one exists twice."""
     kind = target.quantize
     layers = range(target.num_layers)
     names = [f"model.layers.{layer}.{path}.weight" for layer in layers for path in PRODUCTS]
-    weights = {name: quantize_weights(target.tensors[name], kind, place) for name in names}
+    weights = {n: quantize_weights(target.tensors[n].to(target.dtype), kind, place) for n in names}
     head = target.tensors.get(HEAD, target.embedding)  # as transformers, whatever the config says
-    return weights | {HEAD: quantize_weights(head, kind and "int8", place)}
+    return weights | {HEAD: quantize_weights(head.to(target.dtype), kind and "int8", place)}
 
 
 def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> DecoderLayer:

@@ -108,7 +108,7 @@ def test_a_cache_that_cannot_be_written(
 def test_code_of_another_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library.load()
     library.load.cache_clear()
-    monkeypatch.setattr(library, "_processor", lambda: "another one")
+    monkeypatch.setattr(library, "processor", lambda: "another one")
     library.load()
     assert len(list((tmp_path / "peagle").iterdir())) == 2
 

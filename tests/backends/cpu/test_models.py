@@ -162,6 +162,21 @@ def test_a_head_in_the_files_is_not_tied_whatever_the_config_says(
         close(CpuBackend(describe=describe_target).target(target).logits(hidden), wanted, 1e-4)
 
 
+@pytest.mark.parametrize("name", ["biases", "capped"])
+def test_a_described_target_in_another_dtype(
+    name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Products are converted one after another as they are laid out: no copy of all of them."""
+    build(CONFIGS[name]()).bfloat16().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    read = described_target(str(tmp_path), "float32")
+    wanted = load_target(str(tmp_path), dtype="float32")
+    assert read is not None and read.dtype == torch.float32
+    matrices = [t for n, t in read.tensors.items() if "_proj.weight" in n or "lm_head" in n]
+    assert matrices and {matrix.dtype for matrix in matrices} == {torch.bfloat16}
+    close(run(CpuBackend().target(read), read), run(TorchBackend().target(wanted), wanted), 1e-5)
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_a_quantised_target_is_native(kind: str) -> None:
     """And the same as by its own code, whose layers hold the same weights, but where rounding to 8

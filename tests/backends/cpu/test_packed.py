@@ -117,6 +117,26 @@ def test_the_file_of_another_version_goes(folder: Path, packed: Path) -> None:
     assert old not in packed.iterdir() and file.is_file()
 
 
+def test_the_file_of_another_processor_stays(
+    folder: Path, packed: Path, layouts: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several kinds of machines may share a home."""
+    answer(folder, "int8")
+    with monkeypatch.context() as there:
+        for module in ("packed", "library"):
+            there.setattr(f"peagle.backends.cpu.{module}.processor", lambda: "another")
+        answer(folder, "int8")
+    layouts.clear()
+    answer(folder, "int8")
+    assert not layouts and len(list(packed.iterdir())) == 2
+
+
+def test_other_users_may_read_it(folder: Path, packed: Path) -> None:
+    answer(folder, "int8")
+    [file] = packed.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
 def test_without_room_it_decodes_all_the_same(
     folder: Path, packed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from peagle.backends.cpu import library
 from peagle.backends.cpu.matrix import GROUP, CpuLinear, Weights, round_int4
-from peagle.backends.cpu.quantized import quantized
 from peagle.model.int8 import round_int8
 
 KINDS = ("plain", "int8", "int4")
@@ -21,7 +20,7 @@ def linear(outputs: int, inputs: int, dtype: torch.dtype) -> nn.Linear:
 
 
 def native(layer: nn.Linear, kind: str) -> CpuLinear:
-    return CpuLinear.of(layer) if kind == "plain" else quantized(layer, kind)
+    return CpuLinear.of(layer, None if kind == "plain" else kind)
 
 
 def exact_weight(weight: Tensor, kind: str) -> Tensor:

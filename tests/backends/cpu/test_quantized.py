@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from families import FAMILIES, PLAIN, build, random_ids
 
 from peagle.backends.cpu.matrix import GROUP, CpuLinear
-from peagle.backends.cpu.quantized import KINDS, check_quantize, quantize, quantized
+from peagle.backends.cpu.quantized import KINDS, check_quantize, quantize
 from peagle.errors import InputWarning
 from peagle.model.attention import CausalAttend
 from peagle.model.fingerprints import weights_hash
@@ -40,7 +40,7 @@ def steps(plain: Tensor, kind: str) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_at_most_half_a_step_away(kind: str, dtype: torch.dtype) -> None:
     plain = linear(192, 576, dtype)
-    made, weight = quantized(plain, kind), plain.weight.float()
+    made, weight = CpuLinear.of(plain, kind), plain.weight.float()
     # Scales are rounded to the dtype: the outermost values move by as much, many steps out.
     slack = 8 if kind == "int4" else 127
     bound = steps(weight, kind) * (0.5 + 2 * slack * DTYPES[dtype])
@@ -55,7 +55,7 @@ def test_values_on_a_grid_of_sixteen_are_kept() -> None:
     q[:, 1::GROUP] = 15
     layer = linear(64, 2 * GROUP, torch.bfloat16)
     layer.weight.copy_(q * 0.25 - 2)
-    assert torch.equal(quantized(layer, "int4").weight, layer.weight)
+    assert torch.equal(CpuLinear.of(layer, "int4").weight, layer.weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +63,7 @@ def test_weights_that_are_all_the_same(kind: str) -> None:
     layer = linear(64, 64, torch.bfloat16)
     layer.weight[:] = 0
     layer.weight[1] = -0.5
-    assert torch.equal(quantized(layer, kind).weight, layer.weight)
+    assert torch.equal(CpuLinear.of(layer, kind).weight, layer.weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,11 +107,16 @@ def test_experts_in_one_tensor_are_named() -> None:
         quantize(target, "int8")
 
 
-def test_nothing_to_quantize() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "fix"), [(torch.float32, "leave it out"), (torch.float16, "choose `dtype` bfloat16")]
+)
+def test_nothing_to_quantize(dtype: torch.dtype, fix: str) -> None:
+    """By its shapes, or its dtype."""
     sizes = {"hidden_size": 48, "intermediate_size": 80}
-    target = Target(build(LlamaConfig(**PLAIN | sizes)), None, "odd")
-    with refused("quantize"):
+    target = Target(build(LlamaConfig(**PLAIN | sizes)).to(dtype), None, "odd")
+    with refused("quantize") as error:
         quantize(target, "int4")
+    assert error.value.fix == fix
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma4"])
