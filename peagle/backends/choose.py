@@ -13,15 +13,13 @@ from typing import Any
 import torch
 
 from peagle.backends.base import Backend
-from peagle.backends.cpu.library import NoCompiler
-from peagle.backends.cpu.library import load as load_library
+from peagle.backends.cpu import library
 from peagle.backends.torch import TorchBackend
 from peagle.errors import InputError
 from peagle.model.base_target import BaseTarget
 from peagle.model.describe import describe_target
 from peagle.model.loader import described_target, load_target, resolve_device
 
-CPU_DTYPES = (torch.float32, torch.bfloat16)
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 log = logging.getLogger(__name__)
@@ -35,12 +33,11 @@ def choose_backend(device: torch.device, dtype: torch.dtype, *, exact: bool = Fa
         if find_spec("triton"):
             return _module("cuda.backend").CudaBackend(exact=exact)
         why = "slower without Triton's kernels: pip install triton"
-    elif device.type == "cpu" and dtype in CPU_DTYPES:
+    elif device.type == "cpu" and dtype in library.DTYPES:
         try:
             keep = _module("cpu.packed").keep_packed
-            cpu = _module("cpu.backend")
-            return cpu.CpuBackend(exact=exact, describe=describe_target, keep=keep)
-        except NoCompiler as error:
+            return _module("cpu.backend").CpuBackend(describe_target, keep, exact=exact)
+        except library.NoCompiler as error:
             why = f"slower without native code: {error}"
     log.warning(why)
     return TorchBackend(exact=exact)
@@ -57,12 +54,12 @@ def read_target(
         _module("cpu.quantized").check_quantize(kind, device)
     try:
         if native and device == "cpu" and dtype in ("auto", "float32", "bfloat16"):
-            load_library()
+            library.load()
             # transformers' model names the products that int4 does not fit.
             group = _module("cpu.matrix").GROUP if kind == "int4" else 1
             if described := described_target(name, dtype, kind, group):
                 return described
-    except NoCompiler as error:
+    except library.NoCompiler as error:
         if kind is not None:
             why = f"needs native code: {error}"
             raise InputError(why, field="quantize", value=kind) from error

@@ -6,6 +6,7 @@ import math
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,11 @@ def row_counts(max_rows: int, *also: int) -> list[int]:
 def measure(run: Callable[[int], float], rows: list[int]) -> Curve:
     """A curve over row counts: `run` takes rows and returns seconds. All row counts take turns, so
     that a slow phase of the machine slows all of them."""
-    rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
+    threads = torch.get_num_threads()
+    try:
+        rounds = [[run(count) for count in rows] for _ in range(REPEATS)]
+    finally:  # as in a round of the engine: native code may take threads from torch
+        torch.set_num_threads(threads)
     seconds = dict(zip(rows, map(min, *rounds), strict=True))
     # More rows never take less: where they did, what came before was disturbed.
     for fewer, more in zip(rows[-2::-1], rows[:0:-1], strict=True):
@@ -188,16 +193,13 @@ def _device_name(device: torch.device) -> str:
 
 def _read(file: Path, rows: list[int]) -> Curve | None:
     """The curve of a file; None where it is missing or damaged."""
-    try:
+    with suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
         kept = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(kept, dict) or list(kept) != list(map(str, rows)):
-        return None
-    seconds = list(kept.values())
-    if not all(isinstance(each, float) and 0 < each < math.inf for each in seconds):
-        return None
-    return Curve(dict(zip(rows, seconds, strict=True)))
+        seconds = list(kept.values())
+        usable = all(isinstance(each, float) and 0 < each < math.inf for each in seconds)
+        if usable and list(kept) == list(map(str, rows)):
+            return Curve(dict(zip(rows, seconds, strict=True)))
+    return None
 
 
 def _write(file: Path, rows: list[int], seconds: list[float], before: float = math.inf) -> None:

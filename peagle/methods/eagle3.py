@@ -50,9 +50,8 @@ class Eagle3:
                 break
             recurrent = out.recurrent[rows][kept]
             owners = [owners[at] for at in kept]
-            tokens = tokens[kept]
             spans = [_next_slot(slots[i], depth) for i in owners]
-            out = model.forward(Batch.of(spans, tokens), recurrent, cache)
+            out = model.forward(Batch.of(spans, tokens[kept]), recurrent, cache)
             rows = torch.arange(len(owners), device=features.device)
 
     def passes(self, new: float, deeper: Sequence[float]) -> list[float]:

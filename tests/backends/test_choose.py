@@ -47,7 +47,7 @@ def test_a_cpu(dtype: torch.dtype, exact: bool, caplog: pytest.LogCaptureFixture
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def refused(**_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise NoCompiler("no C++ compiler: install g++")
 
     monkeypatch.setattr("peagle.backends.cpu.backend.CpuBackend", refused)

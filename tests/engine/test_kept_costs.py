@@ -13,7 +13,7 @@ from peagle.backends.torch import TorchBackend
 from peagle.engine import costs as measured_costs
 from peagle.engine import shared
 from peagle.engine.adaptive import AdaptiveBudget
-from peagle.engine.costs import Curve, kept_curve
+from peagle.engine.costs import Curve, kept_curve, measure
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.drafter import Drafter
@@ -88,6 +88,27 @@ def test_a_bad_measurement_is_corrected_by_later_runs(costs: Path) -> None:
             curve.observe([1], MEASURED[1] / 10)
         del curve
     assert json.loads(only_file(costs).read_text())["1"] < MEASURED[1] / 5
+
+
+def test_measuring_leaves_torch_its_threads() -> None:
+    """Native code takes some from it where other processes use the cores."""
+
+    def taking(rows: int) -> float:
+        torch.set_num_threads(1)
+        if rows > 2:
+            raise MemoryError
+        return float(rows)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert measure(taking, [1, 2]).seconds == [1.0, 2.0]
+        assert torch.get_num_threads() == 2
+        with pytest.raises(MemoryError):
+            measure(taking, [4])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_others_are_measured(monkeypatch: pytest.MonkeyPatch, costs: Path) -> None:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PhiConfig
 
 from peagle.backends.cpu.backend import CpuBackend
+from peagle.backends.cpu.packed import keep_packed
 from peagle.data.example import Example
 from peagle.model import attention as attention_module
 from peagle.model.attention import AttentionSpec
@@ -107,7 +108,7 @@ def test_logits_of_some_tokens_of_a_target_that_is_fast_on_a_cpu() -> None:
     """An engine that owns its target replaces the output layer of its head."""
     target, ids, hidden = make_target(), torch.tensor([5, 3, 66]), torch.randn(6, 32)
     before = target.logits(hidden)[:, ids]
-    CpuBackend().target(target, own=True)
+    CpuBackend(lambda _: None, keep_packed).target(target, own=True)
     torch.testing.assert_close(logits_of(target, ids)(hidden), before)
 
 

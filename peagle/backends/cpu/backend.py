@@ -4,8 +4,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from torch import Tensor
-
 from peagle.backends.cpu.attention import CpuAttend
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.library import DTYPES, load
@@ -38,13 +36,7 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(
-        self,
-        *,
-        exact: bool = False,
-        describe: Describe = lambda _: None,
-        keep: Keep = lambda _, make: make(Tensor.contiguous),
-    ) -> None:
+    def __init__(self, describe: Describe, keep: Keep, *, exact: bool = False) -> None:
         """`describe`: the description of a loaded target, by which native code runs it. `keep`: the
         products of a described target, made in memory of its choice or known from before."""
         load()

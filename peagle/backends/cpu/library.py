@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import subprocess
 import tempfile
 from functools import cache
@@ -70,15 +71,15 @@ def load() -> Library:
 
 
 def fingerprint() -> str:
-    """A hash of the sources and of the processor."""
+    """A hash of the sources, of the compiler's name and of the processor."""
     texts = [path.read_text() for path in sorted(SOURCES.iterdir())]
-    return digest(repr((texts, FLAGS, processor())).encode())
+    return digest(repr((texts, FLAGS, os.environ.get("CXX"), processor())).encode())
 
 
 def _kept() -> Path:
-    """The shared library in the cache, made where it is not there: one for each source and
-    processor. Its name has the hash of its content: to load a damaged file could end the process.
-    Raises OSError where the cache cannot be used."""
+    """The shared library in the cache, made where it is not there: one for each source, compiler
+    and processor. Its name has the hash of its content: to load a damaged file could end the
+    process. Raises OSError where the cache cannot be used."""
     key = fingerprint()
     folder = cache_dir()
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,23 +96,22 @@ def _kept() -> Path:
 def _compile(folder: Path) -> Path:
     """Make the library in a folder. OpenMP is not linked: it is the one that torch has loaded, and
     so there is one set of threads."""
-    compiler = os.environ.get("CXX", "c++")
+    compiler = os.environ.get("CXX") or "c++"
     parts = [folder / "native.o", folder / "native.so"]
-    commands = [
-        [compiler, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", str(parts[0])],
-        [compiler, "-shared", str(parts[0]), "-o", str(parts[1])],
-    ]
-    for command in commands:
-        try:
+    try:
+        words = shlex.split(compiler)  # as "ccache g++"
+        compiling = [*words, *FLAGS, "-c", str(SOURCES / "library.cpp"), "-o", str(parts[0])]
+        linking = [*words, "-shared", str(parts[0]), "-o", str(parts[1])]
+        for command in (compiling, linking):
             subprocess.run(command, check=True, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            why = f"there is no C++ compiler {compiler!r}: install g++, or name one in $CXX"
-            raise NoCompiler(why) from error
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or [str(error)]
-            first = next((line for line in lines if "error" in line), lines[-1])
-            why = f"{compiler!r} fails ({first}): name another compiler in $CXX, g++ 9 or newer"
-            raise NoCompiler(why) from error
+    except (FileNotFoundError, PermissionError, ValueError) as error:
+        why = f"there is no C++ compiler {compiler!r}: install g++, or name one in $CXX"
+        raise NoCompiler(why) from error
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [str(error)]
+        first = next((line for line in lines if "error" in line), lines[-1])
+        why = f"{compiler!r} fails ({first}): name another compiler in $CXX, g++ 9 or newer"
+        raise NoCompiler(why) from error
     return parts[1]
 
 

@@ -6,11 +6,15 @@ target's files and the processor, of the code that laid them out and of its own 
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from inspect import getsource
 from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
 
+from psutil import pid_exists
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -18,7 +22,7 @@ from peagle.backends.cpu import matrix
 from peagle.backends.cpu.library import digest, fingerprint, load, processor
 from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
-from peagle.files import kept_digest, replacing, sha256, share
+from peagle.files import kept_digest, sha256, share
 from peagle.model import int8
 from peagle.model.described import DescribedTarget
 from peagle.model.int8 import SCALE
@@ -46,7 +50,7 @@ def keep_packed(
     made = make(place)
     try:
         for old in folder.glob(f"{source}-*"):  # of other versions here, or damaged
-            old.unlink()
+            old.unlink(missing_ok=True)
         _write(folder, key, made)
     except OSError as error:
         log.warning("quantised weights are not kept for the next start: %s", error)
@@ -70,8 +74,12 @@ def _write(folder: Path, key: str, weights: dict[str, Weights]) -> None:
     tensors |= {name + SCALE: w.scales for name, w in weights.items() if w.scales is not None}
     sizes = {name: (w.bits, w.tiled, w.outputs, w.inputs) for name, w in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{key}.safetensors"
-    with replacing(file) as made:
-        save_file(tensors, made, {"sizes": json.dumps(sizes)})
-        share(made)
-    file.rename(file.with_stem(f"{key}-{sha256(file)[:16]}"))
+    for left in folder.glob(".making-*"):  # by killed processes; one in a container has their id
+        pid = int(left.name.split("-")[1])
+        if pid == os.getpid() or not pid_exists(pid):
+            rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(dir=folder, prefix=f".making-{os.getpid()}-") as scratch:
+        file = Path(scratch) / key
+        save_file(tensors, file, {"sizes": json.dumps(sizes)})
+        share(file)
+        file.rename(folder / f"{key}-{sha256(file)[:16]}.safetensors")

@@ -14,7 +14,6 @@ from peagle.backends.batch import Batch
 from peagle.backends.cuda.graphs import Runner
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
-from peagle.model.attention import Attend
 from peagle.model.base_target import BaseTarget, TargetOutput
 from peagle.model.drafter import Drafter, DrafterOutput
 
@@ -46,13 +45,7 @@ class CudaDrafter:
         self.runner = Runner(exact=False)  # no output depends on a draft's bits
 
     def forward(self, batch: Batch, features: Tensor, cache: KVCache) -> DrafterOutput:
-        return DrafterOutput(*self.runner.run(self._forward, batch, cache, rows=[features]))
-
-    def _forward(
-        self, ids: Tensor, positions: Tensor, attend: Attend, features: Tensor
-    ) -> DrafterOutput:
-        out: DrafterOutput = self.drafter(ids, features, positions, attend)
-        return out
+        return DrafterOutput(*self.runner.run(self.drafter, batch, cache, rows=[features]))
 
 
 class CudaBackend:

@@ -28,7 +28,7 @@ TABLE_ENTRIES_PER_BLOCK = 4  # room for block tables: requests may share blocks
 TAIL_SLOTS_PER_ROW = 16  # room for the tails of draft trees
 
 Tensors = tuple[Tensor, ...]  # each (T, …)
-Model = Callable[..., Tensors]  # (ids, positions, attend, *rows)
+Model = Callable[..., Tensors]  # (ids, *rows, positions, attend)
 Taps = tuple[int, ...]
 Replay = Callable[[], None]
 
@@ -78,7 +78,7 @@ class Forward(NamedTuple):
     def over(self, batch: DeviceBatch, rows: Sequence[Tensor], longest: int) -> Tensors:
         """Run a batch that is on the device, whose requests see at most `longest` keys."""
         attend = CudaAttend(batch, self.cache, longest, exact=self.exact)
-        return self.model(batch.ids, batch.positions, attend, *rows)
+        return self.model(batch.ids, *rows, batch.positions, attend)
 
 
 class Graphs:

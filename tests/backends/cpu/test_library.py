@@ -1,5 +1,6 @@
 """The compiled library: made once, and one clear line where it cannot be made."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ import torch
 
 from peagle.backends.choose import choose_backend
 from peagle.backends.cpu import library, structs
-from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.torch import TorchBackend
 
 
@@ -28,6 +28,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     ("compiler", "message"),
     [
         ("no-such-compiler", "there is no C++ compiler 'no-such-compiler': install g++, or name"),
+        ("env no-such-compiler", "'env no-such-compiler' fails (env: "),
+        ("'g++", 'there is no C++ compiler "\'g++": install g++, or name'),
+        ("/", "there is no C++ compiler '/': install g++, or name"),
         ("false", "'false' fails (Command"),
     ],
 )
@@ -37,7 +40,7 @@ def test_without_a_compiler(
     """One line tells of it, and nothing half-made is left."""
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(library.NoCompiler) as raised:
-        CpuBackend()
+        library.load()
     assert message in str(raised.value) and "\n" not in str(raised.value)
     assert not list((tmp_path / "peagle").iterdir())
 
@@ -111,6 +114,16 @@ def test_code_of_another_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(library, "processor", lambda: "another one")
     library.load()
     assert len(list((tmp_path / "peagle").iterdir())) == 2
+
+
+def test_a_compiler_of_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As "ccache g++". An empty name is none, and another compiler makes another library."""
+    compiler = os.environ.get("CXX") or "c++"
+    for count, named in enumerate(["", f"env {compiler}", f"{compiler} -w"], start=1):
+        monkeypatch.setenv("CXX", named)
+        library.load.cache_clear()
+        library.load()
+        assert len(list((tmp_path / "peagle").iterdir())) == count
 
 
 def test_a_compiler_that_does_not_know_the_processor(

@@ -29,6 +29,7 @@ from peagle.backends.cpu.backend import CpuBackend
 from peagle.backends.cpu.decoder import RotaryTable
 from peagle.backends.cpu.drafter import GenericDrafter, NativeDrafter
 from peagle.backends.cpu.matrix import CpuLinear
+from peagle.backends.cpu.packed import keep_packed
 from peagle.backends.cpu.quantized import quantize
 from peagle.backends.cpu.target import NativeTarget
 from peagle.backends.kv_cache import KVCache
@@ -71,6 +72,10 @@ ROUNDS = [[(0, 5), (0, 1)], [(5, 1), (1, 32)], [(6, 8), (33, 2)], [(14, 70), (35
 BLOCKS = [[9, 3, 4, 7, 11, 2], [1, 0, 5]]
 
 
+def backend(*, exact: bool = False) -> CpuBackend:
+    return CpuBackend(describe_target, keep_packed, exact=exact)
+
+
 def rounds() -> Iterator[Batch]:
     for number, parts in enumerate(ROUNDS):
         spans = []
@@ -104,7 +109,7 @@ BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 6e-2}  # of the norm
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_native_target(name: str, dtype: torch.dtype, exact: bool) -> None:
     target = Target(build(CONFIGS[name]()).to(dtype), None, name)
-    model = CpuBackend(exact=exact, describe=describe_target).target(target)
+    model = backend(exact=exact).target(target)
     assert isinstance(model, NativeTarget)
     before = [parameter.clone() for parameter in target.model.parameters()]
     close(run(model, target), run(TorchBackend().target(target), target), BOUNDS[dtype])
@@ -115,7 +120,7 @@ def test_a_native_target(name: str, dtype: torch.dtype, exact: bool) -> None:
 def test_families(family: str) -> None:
     """Those with biases, windows, caps, sinks and experts, most of them by their own code."""
     target = Target(build(FAMILIES[family]()), None, family)
-    model = CpuBackend(describe=describe_target).target(target)
+    model = backend().target(target)
     assert isinstance(model, NativeTarget if family in ("llama", "qwen3") else OwnCodeTarget)
     close(run(model, target), run(TorchBackend().target(target), target), 1e-4)
 
@@ -123,7 +128,7 @@ def test_families(family: str) -> None:
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_moe"])
 def test_families_in_bf16(family: str) -> None:
     target = Target(build(FAMILIES[family]()).bfloat16(), None, family)
-    model = CpuBackend(exact=True, describe=describe_target).target(target)
+    model = backend(exact=True).target(target)
     close(run(model, target)[:1], run(TorchBackend().target(target), target)[:1], 0.1)
 
 
@@ -132,7 +137,7 @@ def test_families_in_bf16(family: str) -> None:
 def test_rows_do_not_depend_on_rows_beside_them(family: str, dtype: torch.dtype) -> None:
     configs = FAMILIES if family == "qwen3_moe" else CONFIGS
     target = Target(build(configs[family]()).to(dtype), None, family)
-    model: TargetModel = CpuBackend(exact=True, describe=describe_target).target(target)
+    model: TargetModel = backend(exact=True).target(target)
     cache = KVCache(16, target.kv_shapes, target.dtype, target.device)
     whole = model.forward(Batch.of([Span(BLOCKS[0], 0, list(range(3, 43)))]), cache, LEFT)
     hidden, features = whole.hidden.clone(), whole.features.clone()
@@ -159,7 +164,7 @@ def test_a_head_in_the_files_is_not_tied_whatever_the_config_says(
     assert not torch.allclose(wanted, hidden @ loaded.embedding.T, atol=1e-2)
     assert torch.equal(part.logits(hidden), wanted)
     for target in (read, described):
-        close(CpuBackend(describe=describe_target).target(target).logits(hidden), wanted, 1e-4)
+        close(backend().target(target).logits(hidden), wanted, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["biases", "capped"])
@@ -187,7 +192,7 @@ def test_a_quantised_target_is_native(kind: str) -> None:
     assert described is not None
     tensors = {name: tensor.clone() for name, tensor in described.tensors.items()}
     few_bits = DescribedTarget(described.config, tensors, None, "tiny", [], kind)
-    model = CpuBackend(describe=describe_target).target(few_bits)
+    model = backend().target(few_bits)
     quantize(target, kind)
     close(run(model, target), run(TorchBackend().target(target), target), 1e-2)
 
@@ -234,7 +239,7 @@ def test_a_bf16_drafter_has_int8_products(activation: str, dtype: torch.dtype, b
     """But for `fc`. The given one stays as it is; all but products is shared with it."""
     drafter = filled(Drafter(head_config(sizes={"hidden_act": activation})), dtype)
     modules, before = dict(drafter.named_modules()), deepcopy(drafter.state_dict())
-    made = CpuBackend().drafter(drafter).drafter
+    made = backend().drafter(drafter).drafter
     found = [module for module in made.modules() if isinstance(module, CpuLinear)]
     assert len(found) == 2 + 3 * 7 == sum(type(m) is nn.Linear for m in modules.values())
     assert made.fc.weights.bits == 8 * dtype.itemsize
@@ -253,7 +258,7 @@ def filled(drafter: Drafter, dtype: torch.dtype) -> Drafter:
 
 def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
     drafter = filled(drafter, dtype)
-    fast = CpuBackend().drafter(drafter)
+    fast = backend().drafter(drafter)
     assert type(fast) is kind
     found = []
     width = drafter.config.feature_width
@@ -272,7 +277,7 @@ def compare_drafters(drafter: Drafter, kind: type, dtype: torch.dtype) -> None:
 def test_a_target_is_not_changed_by_a_generic_one() -> None:
     target = Target(build(FAMILIES["gemma2"]()), None, "gemma2")
     before = dict(target.model.named_modules())
-    model = CpuBackend(describe=describe_target).target(target)
+    model = backend().target(target)
     assert isinstance(model, OwnCodeTarget)
     assert dict(target.model.named_modules()) == before
     mine = {p.data_ptr() for p in target.model.parameters()}
@@ -283,10 +288,10 @@ def test_a_target_is_not_changed_by_a_generic_one() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_weights_of_its_own_are_kept_once(family: str, exact: bool) -> None:
     target = Target(build(FAMILIES[family]()), None, family)
-    wanted = run(CpuBackend(exact=exact, describe=describe_target).target(target), target)
+    wanted = run(backend(exact=exact).target(target), target)
     weights = {id(m.weight) for m in target.model.modules() if type(m) is nn.Linear}
-    model = CpuBackend(exact=exact, describe=describe_target).target(target, own=True)
+    model = backend(exact=exact).target(target, own=True)
     assert weights and not any(type(m) is nn.Linear for m in target.model.modules())
     assert all(map(torch.equal, run(model, target), wanted))
-    again = CpuBackend(exact=exact, describe=describe_target).target(target)
+    again = backend(exact=exact).target(target)
     assert all(map(torch.equal, run(again, target), wanted)), "what others make of it later"

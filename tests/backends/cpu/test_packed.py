@@ -1,13 +1,16 @@
 """Quantised weights outlive the process that laid them out, and bad files do no harm."""
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny import make_target, save_target
 
+from peagle.backends.cpu import packed as packed_module
 from peagle.backends.cpu import target as cpu_target
 from peagle.backends.cpu.library import load
 from peagle.backends.cpu.matrix import Place, Weights
@@ -84,6 +87,43 @@ def test_each_kind_and_only_these_are_kept(
     answer(folder, None)
     assert len(list(packed.iterdir())) == 2
     assert layouts.count(None) == 29
+
+
+def test_two_first_starts_at_once(
+    folder: Path,
+    packed: Path,
+    layouts: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each writes a file of its own, whole, and one of them stays."""
+    save = packed_module.save_file
+
+    def beside_another(*given: Any) -> None:
+        save(*given)
+        with monkeypatch.context() as another:
+            another.setattr(packed_module, "save_file", save)
+            another.setattr(os, "getpid", lambda: 2**22)
+            answer(folder, "int8")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_module, "save_file", beside_another)
+        before = answer(folder, "int8")
+    assert "are not kept" not in caplog.text
+    layouts.clear()
+    assert answer(folder, "int8") == before
+    assert not layouts
+    assert len(list(packed.iterdir())) == 1
+
+
+def test_what_killed_processes_were_writing_goes(folder: Path, packed: Path) -> None:
+    """Gigabytes; not what another one writes. In a container the next process has the same id."""
+    for pid in (2**22, os.getpid(), os.getppid()):  # no id is so large
+        (packed / f".making-{pid}-x").mkdir(parents=True)
+        (packed / f".making-{pid}-x" / ".tmpAbCdEf").write_bytes(b"half")
+    answer(folder, "int8")
+    [other] = packed.glob(".making-*")
+    assert other.name == f".making-{os.getppid()}-x" and len(list(packed.iterdir())) == 2
 
 
 def test_other_weights_are_laid_out_anew(folder: Path, layouts: list[str | None]) -> None:

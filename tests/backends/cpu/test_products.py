@@ -116,6 +116,24 @@ def test_what_8_bits_of_the_rows_cost(kind: str) -> None:
     assert torch.equal(made(x)[3], layer.bias)
 
 
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_finite_is_not_hidden(kind: str, dtype: torch.dtype) -> None:
+    """A row with such a number, or a whole group, has no finite output; all others stay."""
+    made = native(linear(96, 64, dtype), kind)
+    x, others = torch.randn(5, 64).to(dtype), [0, 1, 2, 4]
+    row, wanted = x[3].clone(), made(x)[others]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        for columns in (slice(5, 6), slice(GROUP, 2 * GROUP)):
+            x[3] = row
+            x[3, columns] = value
+            found = made(x)
+            assert not found[3].isfinite().any()
+            assert found[3].isnan().all() or abs(value) == torch.inf
+            assert torch.equal(found[others], wanted)
+
+
 def test_rows_and_shapes() -> None:
     """Leading dimensions stay, and what does not lie row by row is taken, too."""
     made = CpuLinear.of(linear(16, 32, torch.float32))

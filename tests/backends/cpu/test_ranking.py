@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from peagle.backends.cpu.backend import CpuBackend
+from peagle.backends.choose import choose_backend
 from peagle.backends.cpu.ranking import CpuRanking
 from peagle.backends.ranking import Ranking, ranking
 
@@ -64,6 +64,6 @@ def test_what_is_masked_has_no_chance() -> None:
 
 
 def test_each_dtype_has_its_ranking() -> None:
-    CpuBackend()
+    choose_backend(torch.device("cpu"), torch.float32)
     assert all(isinstance(ranking(torch.zeros(1, 2, dtype=each)), CpuRanking) for each in DTYPES)
     assert type(ranking(torch.zeros(1, 2, dtype=torch.float64))) is Ranking

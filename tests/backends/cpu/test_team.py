@@ -1,6 +1,7 @@
 """Threads of native code wait for each other, and make room where other processes use the cores."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -15,8 +16,8 @@ MEETINGS, LATE = 10, 2000  # of a team, and microseconds before each
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("team") / "team"
-    compiler = os.environ.get("CXX", "c++")
-    command = [compiler, *library.FLAGS, f"-I{library.SOURCES}", str(SOURCE), "-o", str(made)]
+    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    command = [*compiler, *library.FLAGS, f"-I{library.SOURCES}", str(SOURCE), "-o", str(made)]
     subprocess.run(command, check=True)
     return made
 

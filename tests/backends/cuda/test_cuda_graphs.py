@@ -34,17 +34,9 @@ class StandIn(nn.Module):
             wide = HEADS * shape.key_size + shape.heads * (shape.key_size + shape.value_size)
             self.layers.append(nn.Linear(WIDTH, wide))
 
-    def forward(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        attend: Attend,
-        features: Tensor | None = None,
-        taps: Sequence[int] = (),
-    ) -> tuple[Tensor, Tensor]:
-        x = self.embedding(ids) + torch.sin(positions)[:, None]
-        if features is not None:
-            x = x + features
+    def forward(self, ids: Tensor, *inputs: Any, taps: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+        *features, positions, attend = inputs
+        x = self.embedding(ids) + torch.sin(positions)[:, None] + sum(features)
         entered = []
         for index, (shape, layer) in enumerate(zip(SHAPES, self.layers, strict=True)):
             entered.append(x)
@@ -91,7 +83,7 @@ def new_cache(blocks: int = 7) -> KVCache:
 def by_torch(model: Callable[..., Any], batch: Batch, cache: KVCache, *rows: Tensor) -> Any:
     attend = TorchAttend(batch, cache, exact=False)
     with torch.no_grad():
-        return model(batch.ids.to(DEVICE), batch.positions.to(DEVICE), attend, *rows)
+        return model(batch.ids.to(DEVICE), *rows, batch.positions.to(DEVICE), attend)
 
 
 def assert_as_torch(

@@ -144,22 +144,31 @@ struct Spec {  // 0, or no pointer, where a layer has none
   const float* sinks;
 };
 
+// Positions from `first` on are columns, in groups of `size` that begin at multiples of it: so each
+// key has its place in a group. Columns before `together` have the same keys for all rows.
+struct Columns {
+  int64_t first, columns, together;
+
+  Columns(const Spec& spec, const Span& span, int64_t size) {
+    first = spec.window ? std::max<int64_t>(0, span.start + 1 - spec.window) / size * size : 0;
+    columns = steps(span.end() - first, size) * size;
+    together = span.tails ? (span.shared() - first) / size * size : columns;
+  }
+};
+
 // The queries of one span that share some key heads, head by head: of a head, query r is token
 // r / groups.
 template <typename T>
-class Task {
+class Task : Columns {
  public:
   static constexpr int64_t MOST_TOKENS = 16;
 
   Task(const Kept<T>& kept, const Spec& spec, const Span& span)
-      : kept(kept), spec(spec), span(span) {}
+      : Columns(spec, span, LANES), kept(kept), spec(spec), span(span) {}
 
   void run(const T* q, T* out, int64_t begin, int64_t end, int64_t groups_of_a_head) {
     first_head = begin, last_head = end, groups = groups_of_a_head, of_a_head = groups * span.count;
     int64_t queries = groups * kept.heads, rows = of_a_head * (last_head - first_head);
-    first = spec.window ? std::max<int64_t>(0, span.start + 1 - spec.window) / LANES * LANES : 0;
-    columns = steps(span.end() - first, LANES) * LANES;
-    together = span.tails ? (span.shared() - first) / LANES * LANES : columns;
     vectors = steps(kept.value_width, LANES);
     key_steps = steps(kept.key_width, EACH);
     auto token = [&](int64_t row) { return row % of_a_head / groups; };
@@ -207,8 +216,7 @@ class Task {
   const Spec& spec;
   const Span& span;
   int64_t first_head, last_head, groups, of_a_head;  // `of_a_head`: its rows
-  // Positions `first` on are columns. Those before `together` have the same keys for all rows.
-  int64_t first, columns, together, vectors, key_steps;
+  int64_t vectors, key_steps;
   Number* input;                     // (rows, key_steps · EACH)
   Vector *scores, *output, *turned;  // (rows, columns), (rows, value_width)
   Number* shares;                    // (rows, columns): e^score, at most 1

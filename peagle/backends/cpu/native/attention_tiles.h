@@ -11,7 +11,7 @@
 namespace peagle {
 
 // The queries of one span that share a key head: query r is token r / groups.
-class TiledTask {
+class TiledTask : Columns {
  public:
   static constexpr int64_t MOST_TOKENS = 32;
 
@@ -20,12 +20,7 @@ class TiledTask {
   }
 
   TiledTask(const Kept<Bf16>& kept, const Spec& spec, const Span& span)
-      : kept(kept), spec(spec), span(span) {
-    // From a multiple of 32, wherever the span begins: each key has its place in a tile.
-    first = spec.window ? std::max<int64_t>(0, span.start + 1 - spec.window) / STEP * STEP : 0;
-    columns = steps(span.end() - first, STEP) * STEP;
-    together = span.tails ? (span.shared() - first) / STEP * STEP : columns;
-  }
+      : Columns(spec, span, STEP), kept(kept), spec(spec), span(span) {}
 
   void run(const Bf16* q, Bf16* out, int64_t first_head, int64_t last_head, int64_t groups) {
     Tiles tiles;
@@ -44,8 +39,6 @@ class TiledTask {
   const Kept<Bf16>& kept;
   const Spec& spec;
   const Span& span;
-  // Positions `first` on are columns. Those before `together` have the same keys for all rows.
-  int64_t first, columns, together;
 
   void run_head(const Bf16* q, Bf16* out, int64_t head, int64_t groups) {
     int64_t queries = groups * kept.heads, rows = groups * span.count;

@@ -266,15 +266,19 @@ inline void spread(const Bf16* x, int64_t inputs, uint32_t* to, int64_t apart) {
     to[i / 2 * apart] = x[i].bits | (i + 1 < inputs ? uint32_t(x[i + 1].bits) << 16 : 0);
 }
 
-// Up to a group as bytes, to the nearest, ties to even: the largest becomes 127.
+// Up to a group as bytes, to the nearest, ties to even: the largest becomes 127. `poison` is NaN
+// where a number is not finite, which the bytes do not show, else 0.
 template <int BITS, typename T>
 inline ByteGroup<BITS> in_bytes(const T* from, int64_t count) {
-  float x[GROUP], most = 0;
+  float x[GROUP], most = 0, poison = 0;
   for (int64_t i = 0; i < count; ++i) x[i] = load(from[i]);
   std::fill(x + count, x + GROUP, 0.0f);
-#pragma omp simd reduction(max : most)
-  for (int64_t i = 0; i < GROUP; ++i) most = std::max(most, std::fabs(x[i]));
-  float inverse = most > 0 ? 127.0f / most : 0.0f, scale = most / 127.0f;
+#pragma omp simd reduction(max : most) reduction(+ : poison)
+  for (int64_t i = 0; i < GROUP; ++i) {
+    most = std::max(most, std::fabs(x[i]));
+    poison += x[i] * 0.0f;
+  }
+  float inverse = most > 0 ? 127.0f / most : 0.0f, scale = most / 127.0f + poison;
   int32_t whole[GROUP], total = 0;
 #pragma omp simd reduction(+ : total)
   for (int64_t i = 0; i < GROUP; ++i) total += whole[i] = int32_t(std::rint(x[i] * inverse));
