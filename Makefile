@@ -139,7 +139,7 @@ clean:
 .venv/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@echo 'installing $(TORCH) into .venv/ (1 of 2)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(call logged,.venv/install.log,$(PIP) $(TORCH))
 	@touch $@
 
@@ -161,7 +161,7 @@ DEVELOPERS := -e '.[serve,bench,dev]'
 # break its import; text needs none of them.
 .venv-vllm/.installed: constraints-vllm.txt packages/peagle-vllm/pyproject.toml
 	@echo 'installing $(VLLM) into .venv-vllm/'
-	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv .venv-vllm
+	@test -x $(VLLM_BIN)/pip || $(PYTHON) -m venv .venv-vllm
 	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) $(TORCH))
 	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) $(VLLM))
 	$(call logged,.venv-vllm/install.log,$(VLLM_PIP) -e ./packages/peagle-vllm)

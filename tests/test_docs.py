@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from refusals import TEXTS, VARIABLE
 from typer.core import TyperCommand, TyperGroup
 
 import peagle
@@ -111,6 +112,38 @@ def test_a_wrong_option_in_a_sentence_is_caught() -> None:
     check_span(["train", "--resume"])
     with pytest.raises(ValueError, match="no such option: --rseume"):
         check_span(["train", "--rseume"])
+
+
+def in_fields(error: str) -> str:
+    """An error with fields in place of flags, as the core names them."""
+    named = re.sub(r"--([a-z][\w-]*)", lambda flag: flag[1].replace("-", "_"), error)
+    return named.removeprefix("peagle: ").replace("`", "")
+
+
+def quoted_as(line: str) -> re.Pattern[str]:
+    """The errors of which a page shows one: … and a word in capitals stand for anything."""
+    for pattern, placeholder in VARIABLE.items():
+        line = re.sub(pattern, placeholder, re.sub(r"\bH\b", "/H", line))
+    return re.compile(re.sub(r"…|\b[A-Z]+\b", ".+", re.escape(in_fields(line))))
+
+
+def test_every_error_that_is_quoted_is_one() -> None:
+    """Of errors that tests provoke; H stands for the folder of a head."""
+    blocks = [block for page in PAGES for kind, block in FENCE.findall(page.read_text())
+              if kind == "text"]  # fmt: skip
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("peagle:")]
+    assert len(lines) > 20
+    errors = list(map(in_fields, TEXTS.read_text().splitlines()))
+    assert [line for line in lines if not any(map(quoted_as(line).fullmatch, errors))] == []
+
+
+def test_an_error_that_is_none_is_found() -> None:
+    shown = "peagle: --k …: must be at least …"
+    assert quoted_as(shown).fullmatch(in_fields("k 0: must be at least 1"))
+    assert not quoted_as(shown).fullmatch(in_fields("peagle: --k 0: must be above 1"))
+    assert quoted_as("peagle: --head H: no config.json; did you mean H/head?").fullmatch(
+        in_fields("peagle: --head <path>: no config.json; did you mean <path>")
+    )
 
 
 IMPORT = re.compile(r"from (peagle[\w.]*) import ([\w, ]+)")

@@ -246,6 +246,20 @@ def test_make_with_a_python_that_is_too_old(tmp_path: Path) -> None:
     assert line == "Python 3.11 or newer is needed: make PYTHON=python3.11" and "***" in makes_own
 
 
+def test_make_completes_an_environment_that_lacks_pip(tmp_path: Path) -> None:
+    """As where python3-venv was missing, or Ctrl-C came too early."""
+    for name in ("Makefile", "constraints-vllm.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "constraints.txt").write_text("torch==0.0.0\nhuman-eval==1.0.3\n")
+    python = [sys.executable, "-m", "venv", "--without-pip"]
+    assert run(*python, tmp_path / ".venv").returncode == 0
+    quiet = without_make() | {"PIP_NO_INDEX": "1"}
+    run("make", "demo", f"PYTHON={sys.executable}", cwd=tmp_path, env=quiet)
+    log = (tmp_path / ".venv" / "install.log").read_text()
+    assert (tmp_path / ".venv" / "bin" / "pip").exists()
+    assert "No matching distribution found for torch==0.0.0" in log
+
+
 def test_make_names_the_log_of_an_installation_that_failed(tmp_path: Path) -> None:
     for name in ("Makefile", "constraints-vllm.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)

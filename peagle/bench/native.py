@@ -26,6 +26,7 @@ WARM_UP = [["Say hello."]]
 SEEDS = 10_000  # of a part in a cell: one for each answer
 PROMPTS = 4  # timed for a verdict; a benchmark takes more
 MAX_TOKENS = 64  # of their answers
+SPARE = 512  # tokens of KV cache for a draft, and for a warm-up that is longer than the prompts
 MIN_GAIN = 1.05  # a smaller speed-up is noise
 TRAINED = 1.3  # acceptance length of a head that has learned its target
 
@@ -191,9 +192,13 @@ def side_by_side(
     params: SamplingParams,
     on_load: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """Answer prompts, one at a time, with the target alone and with each drafting in turn."""
+    """Answer prompts, one at a time, with the target alone and with each drafting in turn. All
+    engines are there at once, so none takes more memory than an answer needs."""
     ways = {Drafting(): None, **drafters}
-    used = {way: llm.use(drafter, **way.options) for way, drafter in ways.items()}
+    room = max(_tokens(llm, prompt) for prompt in prompts) + params.max_tokens
+    room = min(room, llm.target.max_context) + SPARE
+    sizes: dict[str, Any] = {"max_batch": 1, "kv_tokens": room}
+    used = {way: llm.use(drafter, **way.options, **sizes) for way, drafter in ways.items()}
     results = [Result(Cell(way, 1, params.temperature)) for way in ways]
     parts = [(number, [[prompt]]) for number, prompt in enumerate(prompts)]
     play(results, parts, lambda cell, _: Player(used[cell.drafting], params), on_load)
@@ -205,7 +210,8 @@ def time_head(
 ) -> list[Timing]:
     """Time the head in `llm` in every setting of `measured` (rows of `measure_acceptance`), on the
     first turns of the first conversations; nothing when none fits the target's context."""
-    fitting = [turns[0] for turns in conversations[:PROMPTS] if _fits(llm, turns[0])]
+    first = [turns[0] for turns in conversations[:PROMPTS]]
+    fitting = [prompt for prompt in first if _tokens(llm, prompt) < llm.target.max_context]
     if not fitting:
         return []
     lengths = {Drafting.from_row(row): row["acceptance_length"] for row in measured}
@@ -215,9 +221,8 @@ def time_head(
     return [one | {"acceptance_length": lengths[Drafting.from_row(one)]} for one in timings]
 
 
-def _fits(llm: LLM, prompt: str) -> bool:
-    ids = prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}])
-    return len(ids) < llm.target.max_context
+def _tokens(llm: LLM, prompt: str) -> int:
+    return len(prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}]))
 
 
 def _certain(timing: Timing) -> bool:
@@ -245,8 +250,7 @@ def sentence(best: Timing) -> str:
     if why := doubt(best):
         return f"not judged: {why}"
     edges = "" if best["speed_up_95"] is None else " ({:.2f}–{:.2f})".format(*best["speed_up_95"])
-    drafts = Drafting.from_row(best)
-    speed = f"{best['speed_up']:.2f} ×{edges} the target alone at {drafts}"
+    speed = f"{best['speed_up']:.2f} ×{edges} the target alone at {Drafting.from_row(best)}"
     length = f"acceptance length {best['acceptance_length']:.2f}"
     if not _certain(best):
         few = "too few prompts to tell whether it is worth it"

@@ -74,7 +74,7 @@ def run(
 
     check_at_least(1, repeats=repeats, limit=limit)
     pages.check()  # before hours of measuring
-    common.check_folder(output.parent)
+    common.check_file(output)
     if k is None and nodes is None:
         k = ADAPTIVE
     users = parse_list(concurrency, "concurrency", int, 1)
@@ -116,12 +116,9 @@ def _heads(target: str, named: dict[str, str | None], cells: list[Cell]) -> dict
     """The head of every method that drafts by one: as named, or the catalog's."""
     from peagle.heads.find import find_head
 
-    heads: dict[str, Head] = {}
-    for method in dict.fromkeys(cell.drafting.method for cell in cells):
-        head = find_head(target, named.get(method), method, field=method.replace("-", "_"))
-        if head is not None:
-            heads[method] = head
-    return heads
+    methods = dict.fromkeys(cell.drafting.method for cell in cells)
+    found = {m: find_head(target, named.get(m), m, field=m.replace("-", "_")) for m in methods}
+    return {method: head for method, head in found.items() if head}
 
 
 def _show(found: dict[str, Any], output: Path) -> None:
@@ -153,12 +150,9 @@ def compare(before: Path, after: Path) -> None:
 
 def _settings(k: str | None, nodes: str | None, lookup: bool) -> list[Drafting]:
     """Every chain and every tree, without a method."""
-    found = list[Drafting]()
-    for depth in k.split(",") if k else []:
-        if depth == ADAPTIVE:
-            found.append(Drafting("", None, lookup=lookup))
-        else:
-            found.append(Drafting("", parse_list(depth, "k", int, 1)[0]))
+    parts = k.split(",") if k else []
+    depths = [None if part == ADAPTIVE else parse_list(part, "k", int, 1)[0] for part in parts]
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
+    found = [Drafting("", depth, lookup=lookup and depth is None) for depth in depths]
     found += [Drafting("", None, size, lookup) for size in trees]
     return list(dict.fromkeys(found))

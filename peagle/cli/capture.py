@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from peagle.cli import common
 from peagle.cli.options import Fields
@@ -48,10 +48,8 @@ def capture(
     check_at_least(4, max_length=config.max_length)
     config = replace(config, shard_bytes=int(shard_mb * 1e6), part=_part(part))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
-    if vllm:
-        loaded = common.open_target(target, chat_template, unrun=1)
-    else:
-        loaded = common.open_target(target, chat_template, device=device)
+    how: dict[str, Any] = {"unrun": 1} if vllm else {"device": device}
+    loaded = common.open_target(target, chat_template, **how)
     assert loaded.tokenizer is not None
     # vLLM samples one token more, and beyond the context it takes LongRoPE's long factors.
     longest = min(config.max_length, loaded.max_context - 1)
@@ -92,7 +90,7 @@ def _vllm(engine: str, python: Path | None, parallel: int, device: str) -> Vllm 
             raise InputError(why, field="tensor_parallel_size", value=parallel, fix=fix)
         return None
     if device not in ("auto", "cpu"):
-        raise common.not_vllms("device")
+        raise InputError("vLLM finds its devices itself", field="device", fix="leave it out")
     vllm = Vllm(python or Path(sys.executable), parallel)
     look(vllm.python)
     return vllm

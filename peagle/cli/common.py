@@ -172,6 +172,13 @@ def check_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=there).close()
 
 
+def check_file(file: Path) -> None:
+    """Raises InputError, before the work begins, for an output file that cannot be written."""
+    if file.is_dir():
+        raise InputError("is a folder", field="output", value=file, fix="name a file")
+    check_folder(file.parent)
+
+
 def announced_device(name: str) -> str:
     """Resolve `--device`; print on stderr when auto selects a GPU."""
     from peagle.model.loader import resolve_device
@@ -181,12 +188,6 @@ def announced_device(name: str) -> str:
         advice = "the native engine is hardly tried on GPUs (--device cpu selects the CPU)"
         screen.print(f"device: {device}; {advice}")
     return device
-
-
-def not_vllms(name: str) -> InputError:
-    """The error of an option that vLLM lacks."""
-    why, fix = NOT_VLLMS[name]
-    return InputError(f"vLLM {why}", field=name, fix=fix)
 
 
 def resolve_engine(
@@ -203,7 +204,8 @@ def resolve_engine(
     shared = ("device",) if device in VLLM_DEVICES else ()
     lacking = [name for name in NOT_VLLMS if name in options and name not in shared]
     if named == "vllm" and lacking:
-        raise not_vllms(lacking[0])
+        why, fix = NOT_VLLMS[lacking[0]]
+        raise InputError(f"vLLM {why}", field=lacking[0], fix=fix)
     if named != "auto":
         return named
     choice = default_engine(python)
@@ -242,9 +244,8 @@ def print_table(table: Table) -> None:
 def progress_bar(what: str, kept: str = "") -> Iterator[Progress]:
     """A progress bar on stderr; where that is no terminal, a line every LOG_SECONDS. Ctrl-C
     ends it with a line that counts the finished `what`, and adds `kept`."""
-    count = MofNCompleteColumn()
     note = TextColumn("{task.description}")
-    columns = (TextColumn(what), BarColumn(), count, note, TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), note, TimeRemainingColumn())
     bar = Progress(*columns, console=screen, disable=not screen.is_terminal)
     bar.speed_estimate_period = 20 * LOG_SECONDS
     over = Event()

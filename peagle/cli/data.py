@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from peagle.cli import common
 from peagle.cli.capture import capture
-from peagle.cli.options import App, Fields
+from peagle.cli.options import App, Fields, refuse_idle
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.example import Example
@@ -33,7 +33,8 @@ from peagle.model.template import check_template, check_template_args, use_templ
 app = App(no_args_is_help=True, help="Make training data, and inspect it.")
 PERCENTILES = (0, 10, 50, 90, 99, 100)  # of the lengths of documents
 MAX_REASONS = 5  # records that cannot be used, shown by `data show`
-MODEL = Fields("head", "chat_template", "dtype", "device")
+MODEL = Fields("head", "chat_template", "dtype", "device", "force")
+OF_SERVERS = ("model", "workers", "api_key_env")  # options that do nothing without a URL
 TemplateArgsOption = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE")]
 
 
@@ -64,6 +65,7 @@ def synth(
 
 @app.command()
 def regenerate(
+    context: typer.Context,
     target: str,
     *,
     prompts: list[str],
@@ -99,16 +101,14 @@ def regenerate(
     args = template_args(chat_template_arg or [])
     source: LLM | Servers
     if url:
-        for field in ("head", "chat_template"):
-            if (value := getattr(options, field)) is not None:
-                why = "the server at `url` has its own"
-                raise InputError(why, field=field, value=value, fix="leave it out")
+        refuse_idle(context, sorted(MODEL.names), "with `url`")
         key = os.environ.get(api_key_env) if api_key_env else None
         if api_key_env and not key:
             raise InputError("the variable is not set", field="api_key_env", value=api_key_env)
         source = connect(url, model, prefer=target, workers=workers, api_key=key)
         tokenizer = None
     else:
+        refuse_idle(context, OF_SERVERS, "without `url`")
         source = common.open_llm(target, options)
         tokenizer = source.tokenizer
         check_template(tokenizer)

@@ -12,7 +12,7 @@ import typer
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.common import failing
-from peagle.cli.options import App, Fields, given, group_with_default
+from peagle.cli.options import App, Fields, group_with_default, refuse_idle
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.plan import Choices, DeployFailed, make_plan, profile_flags, resource_name
 from peagle.deploy.sagemaker import Account
@@ -73,7 +73,8 @@ def start(
     dry_run: Print what would be sent or run, and do nothing.
     yes: Run the printed command; on SageMaker, do not ask for confirmation.
     """
-    _check_place(context, where.to)
+    idle = set().union(*ONLY_AT.values()).difference(ONLY_AT[where.to])
+    refuse_idle(context, sorted(idle), f"with --to {where.to}")
     entry = _entry(name)
     if where.to == "local":
         line = _line(name, entry, choices)
@@ -144,14 +145,6 @@ def invoke(
     typer.echo(f"\n{speed}; {accepted}", err=True)
 
 
-def _check_place(context: typer.Context, place: str) -> None:
-    """Raises InputError for an option that does nothing at the place."""
-    for name in set().union(*ONLY_AT.values()).difference(ONLY_AT[place]):
-        if given(context, name):
-            why = f"does nothing with --to {place}"
-            raise InputError(why, field=name, value=context.params[name], fix="leave it out")
-
-
 def _region(where: Where) -> str:
     """The region of a deployment on SageMaker. Raises InputError for other places."""
     if where.to != "sagemaker":
@@ -181,5 +174,5 @@ def _entry(name: str) -> Entry:
 def _ask(what: str, yes: bool) -> None:
     if not yes and not sys.stdin.isatty():
         raise InputError(f"no terminal to confirm on; give --yes to {what}")
-    if not yes:
-        typer.confirm(f"{what}?", abort=True)
+    if not yes and not typer.confirm(f"{what}?"):
+        raise typer.Exit(1)

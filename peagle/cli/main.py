@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.options import INTERRUPTED, App, read_texts
+from peagle.cli.options import INTERRUPTED, App
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
 
@@ -50,15 +51,6 @@ def first_screen() -> str:
     return Path(__file__).with_name("first_screen.txt").read_text()
 
 
-def check_gone(command: str, *arguments: str) -> None:
-    """Raise InputError for a removed command or option, with what does it now."""
-    gone = read_texts("gone.txt")
-    options = [f"{command} {argument.partition('=')[0]}" for argument in arguments]
-    for name in (command, *options):
-        if name in gone:
-            raise InputError("was removed", field=name, fix=gone[name])
-
-
 class _LazyGroup(TyperGroup):
     """Imports a command's module when the command is run; `--help` lists stand-ins."""
 
@@ -74,7 +66,7 @@ class _LazyGroup(TyperGroup):
     def invoke(self, ctx):  # type: ignore[no-untyped-def]
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, typer.Abort) as stop:  # the latter: at a question
             typer.echo(": ".join(["stopped", *map(str, stop.args)]), err=True)
             raise typer.Exit(INTERRUPTED) from stop
 
@@ -85,7 +77,6 @@ class _LazyGroup(TyperGroup):
         return TyperCommand(cmd_name, help=text, rich_help_panel=panel)
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
-        check_gone(*args)
         if args[0] not in COMMANDS:
             near = get_close_matches(args[0], COMMANDS, n=1)
             fix = f"did you mean {near[0]}?" if near else "peagle --help lists all"
@@ -147,7 +138,11 @@ def in_a_line(error: Exception) -> str:
 
 def main() -> None:
     """Entry point. Bad input, or a file that cannot be used, is one line and exit code
-    2; a request that fails is one and code 1."""
+    2; a request that fails is one and code 1. Characters that cannot be read or shown are
+    replaced."""
+    for stream in (sys.stdin, sys.stdout):  # stderr never refuses
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except (InputError, OSError, RequestFailure) as error:

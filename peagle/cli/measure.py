@@ -73,7 +73,7 @@ def evaluate(
 
     check_at_least(1, limit=limit)
     params = replace(sampling, seed=0)
-    conversations = read_prompts(dataset)[:limit]
+    prompts = read_prompts(dataset)[:limit]
     chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
     llm = common.open_llm(target, model)
@@ -84,16 +84,16 @@ def evaluate(
     used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
     rows = list[dict[str, Any]]()
     with common.progress_bar("turns", "answered") as bar:
-        task = bar.add_task("", total=len(used) * sum(map(len, conversations)))
-        for one in used:
-            row = measure_acceptance(one, conversations, params, lambda n: bar.advance(task, n))
+        task = bar.add_task("", total=len(used) * sum(map(len, prompts)))
+        while used:  # nothing keeps an LLM, whose engine has its share of memory, after its turn
+            row = measure_acceptance(used.pop(0), prompts, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
     if skipped := rows[0]["skipped_turns"]:
         common.warn(f"{skipped} turns left out: longer than the context")
     judged = None
     if not no_timing:
         with common.screen.status("timing the target with and without the head"):
-            timings = time_head(llm, rows, conversations, params)
+            timings = time_head(llm, rows, prompts, params)
         judged = verdict(timings) if timings else None
     if as_json:
         typer.echo(json.dumps({"rows": rows, "verdict": judged}, indent=1))
@@ -125,7 +125,7 @@ def demo(
     logging.disable_progress_bar()
     ways = [Drafting(method, None, lookup=True) for method in ("eagle3", "p-eagle")]
     heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
-    common.check_folder(output.parent)
+    common.check_file(output)
     questions = human_eval()[-prompts:]  # each K was chosen on the first ones
     with common.screen.status(
         f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"

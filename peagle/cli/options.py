@@ -9,12 +9,12 @@ help.txt. `Annotated` adds settings of Typer, such as the name of an environment
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 from peagle.errors import InputError
 
 FIELD = re.compile(r"`(\w+)`")  # a name in backticks, in a message or a line of help
+NO_TEXT = re.compile("[\ud800-\udfff]")  # how Python has bytes that are no characters
 ALONE = "[always|auto|never]"  # values of an option that may be given alone, as always
 N = TypeVar("N", int, float)
 Help = tuple[str, str | None]  # of an option: its text, "" for none, and its panel
@@ -62,6 +63,9 @@ class _Command(TyperCommand):
 
     def invoke(self, ctx):  # type: ignore[no-untyped-def]
         with self._running():
+            for name, value in ctx.params.items():
+                if isinstance(value, str | list | tuple) and NO_TEXT.search("".join(value)):
+                    raise InputError("is not UTF-8 text", field=name, value=value)
             return super().invoke(ctx)
 
     def _completed(self, args: list[str]) -> list[str]:
@@ -101,13 +105,6 @@ def group_with_default(command: str) -> type[TyperGroup]:
     return Group
 
 
-@cache
-def read_texts(name: str) -> dict[str, str]:
-    """The lines `name: text` of a file in this folder."""
-    file = Path(__file__).with_name(name)
-    return dict(line.split(": ", 1) for line in file.read_text().splitlines())
-
-
 def with_flags(text: str) -> str:
     """The text with the flags of the running command in place of fields in backticks."""
     flags = _flags()
@@ -131,6 +128,13 @@ def given(context: typer.Context, name: str) -> bool:
     """Return whether an option has a value that is not its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+def refuse_idle(context: typer.Context, names: Iterable[str], when: str) -> None:
+    """Raise InputError for the first of these options that is given: it does nothing `when`."""
+    for name in filter(partial(given, context), names):
+        value = context.params[name]
+        raise InputError(f"does nothing {when}", field=name, value=value, fix="leave it out")
 
 
 def parse_list(text: str, field: str, kind: type[N], minimum: int = 0) -> tuple[N, ...]:
@@ -159,7 +163,7 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
             groups[name] = kind, [member.name for member in members]
             options += members
         else:
-            about = own_help.get(name) or _shared_help(name)
+            about = own_help.get(name) or (_shared_help().get(name, ""), None)
             options.append(_option(name, hints[name], about, parameter.default, parameter.kind))
 
     @wraps(function)
@@ -198,7 +202,7 @@ def _members(kind: type, chosen: Fields) -> list[Parameter]:
     options = []
     panel = None
     for field in fields(kind):
-        text, panel = own_help.get(field.name) or (_shared_help(field.name)[0], panel)
+        text, panel = own_help.get(field.name) or (_shared_help().get(field.name, ""), panel)
         if field.name not in chosen.names:
             continue
         default = chosen.defaults.get(field.name, field.default)
@@ -227,9 +231,11 @@ def documented(kind: Callable[..., Any]) -> dict[str, Help]:
     return found
 
 
-def _shared_help(name: str) -> Help:
-    """Help of an option that several commands have."""
-    return read_texts("help.txt").get(name, ""), None
+@cache
+def _shared_help() -> dict[str, str]:
+    """Help of the options that several commands have, by their names."""
+    lines = Path(__file__).with_name("help.txt").read_text().splitlines()
+    return dict(line.split(": ", 1) for line in lines)
 
 
 def _option(

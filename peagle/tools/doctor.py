@@ -234,6 +234,7 @@ def _drafted(
         [request] = run.requests
         while len(request.tokens) < len(ids) + 2:
             run.step()
+            require(not request.failure, str(request.failure), "choose another `dtype` or target")
         return list(request.tokens), request.draft
 
 

@@ -22,12 +22,14 @@ from peagle.model.tensors import main_memory
 from peagle.train.config import TrainConfig
 from peagle.train.elements import Elements, sample_elements
 from peagle.train.loss import BLOCK
+from peagle.train.passes import multiplies_bf16
 from peagle.train.sampler import choose_segments, largest_pass, pass_cost
 from peagle.train.spec import HeadSpec, drafter_config
 from peagle.train.trainee import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
 GIB = 2**30
+MOST = 1_000_000  # GiB, or price of an hour
 # On a CPU, as measured (docs/notes/findings.md):
 KERNELS = GIB // 10  # bytes: made for every number of rows, and kept
 ALLOCATOR_GAPS = 1.2  # of what a step allocates and frees
@@ -63,9 +65,10 @@ class Training:
         check_at_least(0, gpus=self.gpus)
         check_at_least(1, tokens=self.tokens, segments=self.segments)
         check_at_least(4, context=self.context)
-        if not 0 < self.answered <= 1:
-            why = "must be above 0, at most 1"
-            raise InputError(why, field="answered", value=self.answered)
+        for name, most in {"answered": 1, "memory": MOST, "price": MOST}.items():
+            value = getattr(self, name)
+            if value is not None and not 0 < value <= most:
+                raise InputError(f"must be above 0, at most {most}", field=name, value=value)
 
     @property
     def room(self) -> int:
@@ -110,7 +113,7 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
         "target states": training.context * layers * width * target.dtype.itemsize,
         "loss": _loss_bytes(target, spec, len(elements.anchor), dense=dense),
     }
-    passes = pass_cost(drafter)
+    passes = pass_cost(drafter, bf16=not dense or multiplies_bf16(torch.device("cpu")))
     left = (training.room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
     segments = training.segments or choose_segments(elements, documents, passes, left)
     of_step |= {"activations": int(passes.of(largest_pass(elements, documents, segments)))}
@@ -144,7 +147,8 @@ def measured_rate(run: Path) -> float:
     if not file.is_file():
         fix = "name the output of peagle train"
         raise InputError("no metrics.jsonl there", field="run", value=run, fix=fix)
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    # What follows the last newline is half written, by a run that goes on or was killed.
+    lines = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
     if len(lines) < 2:
         raise InputError(f"{len(lines)} steps are too few to time", field="run", value=run)
     first = lines[(len(lines) - 1) // 2]

@@ -124,7 +124,6 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
         (("--feature-layers", "1,9"), None),
         (("--engine", "sglang"), "engine"),
         (("--tensor-parallel-size", 2), "tensor_parallel_size"),
-        (("--engine", "vllm", "--device", "cuda"), "device"),
         ((*VLLM, sys.executable), None),
         (("--data", "nowhere.jsonl"), "data"),
         (("--output", __file__), "output"),
@@ -136,6 +135,11 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
 def test_bad_options(capturing: Words, tmp_path: Path, refused, options, field) -> None:
     refused(*capturing, tmp_path / "made", *options, field=field)
     assert not (tmp_path / "made").exists()
+
+
+def test_the_devices_of_vllm(capturing: Words, tmp_path: Path, refused) -> None:
+    line = refused(*capturing, tmp_path, "--engine", "vllm", "--device", "cuda", field="device")
+    assert line.endswith("vLLM finds its devices itself; leave it out"), "there is no native engine"
 
 
 def test_a_disk_that_refuses(

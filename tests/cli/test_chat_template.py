@@ -64,14 +64,17 @@ def test_another_template_is_the_targets_own(
 
     eval_ = ("--dataset", files["prompts"], "--k", 1, "--no-timing", *SHORT)
     generate = ("generate", target, "the cat", "--head", head, *SHORT)
+    synth = ("--count", 1, *SHORT)
     regenerate = ("--prompts", files["prompts"], "--output", tmp_path / "made.jsonl", *SHORT)
     for command in (
         generate,
         ("eval", target, "--head", head, *eval_),
         ("data", "regenerate", target, "--head", head, *regenerate),
+        ("data", "synth", target, "--head", head, "--output", tmp_path / "s.jsonl", *synth),
         ("export", head, tmp_path / "exported", "--to", "vllm", "--target", target),
     ):
-        assert "name the template it was trained with (--chat-template)" in refused(*command)
+        line = refused(*command)
+        assert "name the template it was trained with (--chat-template); --force accepts" in line
         invoke(*command, *how)
     assert invoke("chat", target, "--head", head, *SHORT, *how, stdin="the cat\n").stdout
     assert "chat template" in invoke("doctor", head, target, *how).stdout

@@ -1,5 +1,6 @@
 """`peagle deploy --to local` and `--to sagemaker`: what is printed and refused."""
 
+import io
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from runner import Words, invoke
 
-from peagle.cli.main import load_command
+from peagle.cli.main import load_command, main
 from peagle.deploy import sagemaker
 from peagle.deploy.plan import Plan
 from peagle.deploy.sagemaker import Account
@@ -121,6 +122,33 @@ def test_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_start_needs_a_region_and_a_yes(refused) -> None:
     refused("deploy", "gpt-oss-20b", "--to", "sagemaker", "--yes", field="region")
     assert "costs money" in refused("deploy", "gpt-oss-20b", *AWS)
+
+
+class Terminal(io.StringIO):
+    """A terminal at which a question is answered, or Ctrl-C is pressed in place of an answer."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int | None = -1) -> str:
+        if line := super().readline(-1 if size is None else size):
+            return line
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("typed", "code", "said"), [("", 130, "stopped\n"), ("n\n", 1, "")])
+@pytest.mark.parametrize("command", [("gpt-oss-20b", *AWS), ("delete", "gpt-oss-20b", *THERE)])
+def test_a_question_without_a_yes(  # noqa: PLR0913, PLR0917 (fixtures)
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: Words,
+    typed: str, code: int, said: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sagemaker, "apply", None)
+    monkeypatch.setattr(sagemaker, "delete", None)
+    monkeypatch.setattr("sys.argv", ["peagle", "deploy", *command])
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (code, said)
 
 
 @pytest.mark.parametrize("place", ["local", "kubernetes"])

@@ -1,11 +1,18 @@
 """`peagle eval`."""
 
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import pytest
+import torch
 from json_files import write_lines
 from runner import invoke, printed
 
+from peagle.engine import setup
+from peagle.engine.engine import Engine
+
+TOKEN_BYTES = 1000
 FIELDS = {
     "dataset", "method", "k", "max_nodes", "lookup", "concurrency", "temperature",
     "acceptance_length", "accepted_per_position", "nodes", "rows_per_round", "tokens_per_forward",
@@ -87,6 +94,31 @@ def test_trees(target: Path, heads: dict[str, Path], questions: Path) -> None:
     assert (lookup["method"], lookup["lookup"], lookup["max_nodes"]) == ("lookup", True, 8)
     shares = sum(lookup["accepted_per_position"]) * lookup["rounds"]
     assert lookup["accepted_from_lookup"] == pytest.approx(shares, abs=0.1)
+
+
+def test_little_memory_is_enough(
+    target: Path, heads: dict[str, Path], questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine is gone before the next one is measured; those that are timed together are small.
+    Room for 4,000 tokens, of which one engine for many requests takes more than half."""
+    living = WeakSet[Engine]()
+    make = setup.Engine
+
+    def made(*parts: Any) -> Engine:
+        engine = make(*parts)
+        living.add(engine)
+        return engine
+
+    def free(_: torch.device) -> int:
+        return TOKEN_BYTES * (4000 - sum(engine.settings.kv_tokens for engine in living))
+
+    monkeypatch.setattr(setup, "Engine", made)
+    monkeypatch.setattr(setup, "free_memory", free)
+    monkeypatch.setattr(setup, "token_bytes", lambda *_: TOKEN_BYTES)
+    monkeypatch.setitem(setup.SHARE, "cpu", 0.85)
+    options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 4)
+    report = printed("eval", target, *options, "--k", "1,2,3,4")
+    assert len(report["rows"]) == len(report["verdict"]["timings"]) == 4
 
 
 @pytest.mark.parametrize(

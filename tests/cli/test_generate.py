@@ -181,6 +181,15 @@ def test_chat_ends_at_an_empty_line(target: Path) -> None:
     assert shown.count("tok/s") == 1
 
 
+def test_a_line_that_is_no_text(target: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Latin-1, as of a terminal that is set to it: the conversation goes on."""
+    monkeypatch.setattr("sys.argv", ["peagle", "chat", str(target), "--max-tokens", "3"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a caf\xe9\nhi\n"), "utf-8"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and capsys.readouterr().out.count("tok/s") == 2
+
+
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target whose logits are no numbers."""

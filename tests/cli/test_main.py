@@ -1,16 +1,20 @@
 """The `peagle` command itself: its entry point, and what it does before any command runs."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import BytesIO, TextIOWrapper
+from pathlib import Path
 
 import pytest
+from json_files import write_lines
 from runner import PEAGLE, invoke
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
-from peagle.cli.main import COMMANDS, first_screen, load_command
+from peagle.cli.main import COMMANDS, first_screen, load_command, main
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
@@ -58,24 +62,51 @@ def test_an_unknown_command(refused) -> None:
     assert "peagle --help" in refused("xyzzy", field="command")
 
 
+def test_values_are_no_commands(refused) -> None:
+    """Whatever they are called."""
+    where = ("--to", "kubernetes", "--dry-run", "--namespace", "logs", "--as", "compose")
+    refused("deploy", "smollm2-135m", *where, field="form")
+
+
+TEXT = b"a caf\xe9"  # Latin-1
+
+
 @pytest.mark.parametrize(
-    ("line", "name", "now"),
+    ("command", "field"),
     [
-        ("push head owner/name", "push", "hf upload"),
-        ("push --help", "push", "hf upload"),
-        ("deploy logs gpt-oss-20b --to sagemaker", "deploy logs", "aws logs tail"),
-        ("bench smollm2-135m --pass-at-1", "bench --pass-at-1", "lm-eval"),
-        ("bench run smollm2-135m --pass-at-1=True --k 3", "bench --pass-at-1", "lm-eval"),
-        ("bench openai/gpt-oss-20b --random-weights", "bench --random-weights", "benchmarks/"),
-        ("doctor head target --vllm-python python", "doctor --vllm-python", "make test-vllm"),
-        ("bench --url http://host:8000/v1", "bench --url", "vllm bench serve"),
-        ("bench run smollm2-135m --engine=vllm", "bench --engine", "serve --engine vllm"),
-        ("train smollm2-135m --loss cross-entropy", "train --loss", "KL"),
-        ("train smollm2-135m --floor 0.1", "train --floor", "--ratio"),
+        (("generate", "nowhere", TEXT), "prompt"),
+        (("generate", TEXT, "hi"), "target"),
+        (("generate", "nowhere", "hi", "--stop", "b", "--stop", TEXT), "stop"),
+        (("generate", "nowhere", "hi", "--regex", TEXT), "regex"),
+        (("data", "synth", "nowhere", "--output", "out.jsonl", "--system", TEXT), "system"),
     ],
 )
-def test_what_is_gone_says_what_does_it_now(refused, line: str, name: str, now: str) -> None:
-    assert now in refused(*line.split(), field=name)
+def test_an_argument_that_is_no_text(refused, command: tuple[str | bytes, ...], field: str) -> None:
+    line = refused(*map(os.fsdecode, command), field=field)
+    assert line.endswith(": is not UTF-8 text")
+
+
+def test_a_path_may_be_no_text() -> None:
+    """Files may have any name."""
+    command: list[str | bytes | Path] = [PEAGLE, "data", "show", TEXT, "--target", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "peagle: file a caf\\udce9: no such file\n"
+
+
+def test_characters_that_a_terminal_lacks(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "sat"}]
+    file = write_lines(tmp_path / "data.jsonl", {"messages": talk})
+    terminal = BytesIO()
+    command = ["data", "show", str(file), "--target", str(target), "--record", "1"]
+    monkeypatch.setattr("sys.argv", ["peagle", *command])
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(terminal, "latin-1"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    sys.stdout.flush()
+    assert ended.value.code == 0 and b"\n?sat<|im_end|>?\n" in terminal.getvalue()
 
 
 def each(name: str, command: TyperCommand | TyperGroup) -> Iterator[tuple[str, TyperCommand]]:

@@ -65,6 +65,24 @@ def test_output_that_cannot_be(
     assert blocked.parent.read_text() == "kept"
 
 
+@pytest.mark.parametrize("command", [("demo",), ("bench", "nowhere", "--methods", "none")])
+def test_a_folder_in_place_of_the_results(refused, tmp_path: Path, command: Words) -> None:
+    """Before anything is loaded and measured."""
+    line = refused(*command, "--output", tmp_path, field="output")
+    assert line.endswith("is a folder; name a file")
+
+
+def test_a_folder_of_another_user(
+    refused, training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "runs"))
+    monkeypatch.setattr("peagle.cli.common.tempfile.TemporaryFile", Mock(side_effect=denied))
+    line = refused(*training, "--output", "runs/mine", field="output")
+    assert line == "peagle: --output runs/mine: Permission denied; name another path"
+
+
 @pytest.mark.parametrize(
     "command",
     [

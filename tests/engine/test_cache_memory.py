@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from refusals import refused
 from tiny import make_target
 from torch import Tensor
 
@@ -56,6 +57,12 @@ def test_the_default_batch_is_by_device_and_memory(
     monkeypatch.setattr(setup, "free_memory", lambda device: bytes_free)
     target.device = torch.device(device)
     assert default_max_batch(target, None, wanted) == batch
+
+
+def test_memory_that_holds_no_request(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "free_memory", lambda device: 1000)
+    with refused():
+        setup.kv_tokens(target, None, 256, None)
 
 
 class Counting:

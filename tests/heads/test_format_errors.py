@@ -87,6 +87,7 @@ def test_keys_of_another_type(changes: dict[str, Any], head: Path) -> None:
         ({"hidden_size": "wide"}, "config.json: .*hidden_size"),
         ({"speculators_model_type": "medusa", "transformer_layer_config": {}}, "of medusa"),
         ({"norm_before_fc": True, "fc_norm": True, "eagle_config": {}}, "excludes `fc_norm`"),
+        ({"final_logit_softcapping": 30.0}, "keys: .*: it changes what a head computes"),
     ],
     ids=str,
 )

@@ -227,6 +227,14 @@ def test_an_engine_unlike_training_is_named(  # noqa: PLR0913, PLR0917
     assert_named(tmp_path / "head", target, name, said)
 
 
+def test_a_target_that_computes_no_numbers_is_named(tmp_path: Path) -> None:
+    target = make_target(layers=7)
+    with torch.no_grad():
+        target.model.lm_head.weight.fill_(float("nan"))
+    save_drafter(make_head(target, "p-eagle", "mask-row"), tmp_path / "head")
+    assert_named(tmp_path / "head", target, "logits", "the target's logits are NaN or infinite")
+
+
 def test_a_folder_without_config_is_no_head(target: Target, tmp_path: Path) -> None:
     with refused("head"):
         examine(tmp_path, target)

@@ -1,5 +1,6 @@
 """The plan adds up what training keeps, from the configuration alone."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,27 @@ def test_cuda_has_no_runtime(folder: Path) -> None:
     assert memory["allocator"] == memory["runtime"] == 0
 
 
+def test_a_cpu_without_products_of_bf16_keeps_float32(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For training here; a GPU multiplies bf16."""
+
+    def activations(fast: bool, gpus: int) -> int:
+        monkeypatch.setattr(plans, "multiplies_bf16", lambda _: fast)
+        return make(folder, gpus=gpus).memory["activations"]
+
+    assert activations(False, 0) > 1.3 * activations(True, 0)
+    assert activations(False, 1) == activations(True, 1)
+
+
 def test_hours_from_a_run(folder: Path, tmp_path: Path) -> None:
     """The first half warms up; processes share the tokens."""
     for step, (tokens, seconds) in enumerate([(10, 9.0), (20, 10.0), (60, 12.0)], start=1):
         line = {"step": step, "answer_tokens": tokens, "seconds": seconds}
         append_line(tmp_path / "metrics.jsonl", line)
+    assert measured_rate(tmp_path) == 20
+    with (tmp_path / "metrics.jsonl").open("a") as going_on:
+        going_on.write('{"step": 4, "answer_to')
     assert measured_rate(tmp_path) == 20
     made = make(folder, run=tmp_path, gpus=2, price=3.0)
     assert made.hours == pytest.approx(10_000 / 40 / 3600)
@@ -120,6 +137,13 @@ def test_runs_that_say_nothing(tmp_path: Path) -> None:
 def test_counts_that_are_too_small(field: str) -> None:
     with refused(field):
         Training(**{"tokens": 10, "context": 10, field: -1})
+
+
+@pytest.mark.parametrize("field", ["answered", "memory", "price"])
+@pytest.mark.parametrize("value", [0.0, -5.0, math.nan, math.inf])
+def test_amounts_that_are_none(field: str, value: float) -> None:
+    with refused(field):
+        Training(**{"tokens": 10, "context": 10, field: value})
 
 
 def test_outline_has_no_weights(folder: Path) -> None:
