@@ -13,9 +13,12 @@ BUCKET, ROLE = "s3://my-bucket", "arn:aws:iam::123456789012:role/my-role"
 # AWS's PyTorch (aws.github.io/deep-learning-containers/pytorch/deployment/sagemaker).
 IMAGE = "public.ecr.aws/deep-learning-containers/pytorch:2.11-cu130-amzn2023-sagemaker"
 INPUT, RUN = "/opt/ml/input/data", "/opt/ml/checkpoints"
-LINE = (
-    f"torchrun --nnodes {NODES} --nproc-per-node {GPUS} "
-    "--rdzv-backend c10d --rdzv-id peagle --rdzv-endpoint algo-1:29500 "
+HOSTS = "/opt/ml/input/config/resourceconfig.json"
+# Prints this node's number. A host name is set by the image's entry point, which is not run here.
+RANK = f"import json; c = json.load(open('{HOSTS}')); print(c['hosts'].index(c['current_host']))"
+START = f'pip install {INPUT}/code/*.whl && exec torchrun --node-rank $(python3 -c "{RANK}") "$@"'
+ARGUMENTS = (
+    f"--nnodes {NODES} --nproc-per-node {GPUS} --master-addr algo-1 --master-port 29500 "
     f"-m peagle train my-org/my-model --data {INPUT}/data/answers.jsonl --output {RUN} "
     "--batch 64 --resume auto"
 )
@@ -34,8 +37,11 @@ def request() -> dict:
             "TrainingImage": IMAGE,
             "TrainingInputMode": "File",
             "ContainerEntrypoint": ["bash", "-c"],
-            "ContainerArguments": [f"pip install {INPUT}/code/*.whl && exec {LINE}"],
+            # Each has at most 256 characters. The second is the shell's $0.
+            "ContainerArguments": [START, "peagle", *ARGUMENTS.split()],
         },
+        # Seconds for a checkpoint: torchrun's own would be 30, SageMaker's are 120.
+        "Environment": {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "110"},
         "InputDataConfig": [channel("code"), channel("data")],
         "OutputDataConfig": {"S3OutputPath": f"{BUCKET}/output/"},
         "CheckpointConfig": {"S3Uri": f"{BUCKET}/runs/mine/", "LocalPath": RUN},

@@ -11,6 +11,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110  # torchrun's own would be 30 seconds
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "${GPUS:-8}" \
   --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$first:29500" \

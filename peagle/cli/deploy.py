@@ -26,8 +26,6 @@ ONLY_AT = {  # options that do nothing at other places
     "kubernetes": ("namespace", "form", *ELSEWHERE),
     "sagemaker": ("instance_type", *OF_AN_ACCOUNT, *ELSEWHERE),
 }
-REGIONS = ["AWS_REGION", "AWS_DEFAULT_REGION"]  # environment variables
-API_KEYS = ["PEAGLE_API_KEY", "VLLM_API_KEY"]
 _report = partial(typer.echo, err=True)
 app = App(cls=group_with_default("start"), no_args_is_help=True)
 
@@ -41,7 +39,7 @@ class Where:
     """
 
     to: Literal["local", "kubernetes", "sagemaker"]
-    region: Annotated[str | None, typer.Option(envvar=REGIONS)] = None
+    region: Annotated[str | None, typer.Option(envvar=["AWS_REGION", "AWS_DEFAULT_REGION"])] = None
 
 
 @app.callback()
@@ -120,7 +118,7 @@ def invoke(
     prompt: str = "Name three colours.",
     max_tokens: int = 256,
     url: str = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, typer.Option(envvar=API_KEYS)] = None,
+    api_key: Annotated[str | None, typer.Option(envvar=["PEAGLE_API_KEY", "VLLM_API_KEY"])] = None,
 ) -> None:
     """Ask a running model: prints its answer as it comes, tokens a second and acceptance.
 

@@ -88,6 +88,8 @@ def serve(
 
     SIGTERM or Ctrl-C lets running requests finish; a second one cancels them.
 
+    With vLLM they have 25 seconds (before 0.18 none), and a second one changes nothing.
+
     vllm_flags: Flags of `vllm serve`, passed on unchanged; only with vllm as the engine.
     engine: Engine that runs the model: auto, native or vllm. Auto is vllm on a machine with a GPU
         and an installed vLLM, else native.
@@ -166,7 +168,7 @@ def _serve_vllm(settings: "ServeSettings") -> None:
     key = "PEAGLE_API_KEY" if settings.api_key else of_vllm
     Serving(settings.model, settings.host, settings.port, key=key, console=console).show()
     sys.stdout.flush()
-    os.execve(launch.command[0], launch.command, launch.environ)
+    os.execvpe(launch.command[0], launch.command, launch.environ)
 
 
 def _check_flags(flags: Sequence[str]) -> None:

@@ -22,7 +22,6 @@ class Gpu:
     memory: int  # GiB
     capability: str
     instances: Mapping[str, int]  # SageMaker's types and their numbers of GPUs
-    graph_rows: int = 512  # rows of a CUDA graph, by vLLM's own limit
 
 
 @dataclass(frozen=True, slots=True)

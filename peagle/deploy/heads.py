@@ -1,19 +1,19 @@
 """The head of a deployment: the one that is named, or the catalog's, and what vLLM needs for it."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import expanduser
 from pathlib import Path
 
 from peagle.catalog import METHODS, PARALLEL_METHODS, Entry, PackagedGGUF, load_catalog
-from peagle.catalog_fields import is_hub_id
+from peagle.catalog_fields import VllmFlags, is_hub_id
 from peagle.errors import InputError, InputWarning
 from peagle.vllm.flags import P_EAGLE_SINCE
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head, or none: then all are None."""
+    """A head, or none: then all are None or empty."""
 
     name: str | None = None  # hub id[@revision] or s3:// folder
     method: str | None = None
@@ -21,7 +21,7 @@ class Head:
     min_vllm: str | None = None
     below_vllm: str | None = None  # the first vLLM that does not read it any more
     v1: bool = False  # whether only the V1 model runner drafts by it
-    whole_caches: bool = False  # whether vLLM must not split the KV cache
+    flags: VllmFlags = field(default_factory=dict)  # without which vLLM does not load it
 
 
 def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> Head:
@@ -70,30 +70,34 @@ def _named(head: str, method: str | None, entry: Entry, place: str, engine: str)
     for each in (entry, *load_catalog().values()):
         for kind, known in each.heads.items():
             if known.hub == head and method in (None, kind):
+                if each.target != entry.target:
+                    warn(f"head {head}: it is for {each.target}, and may not fit {entry.target}")
                 return _of_catalog(each, kind)
     return Head(head, method) if engine == "native" else _read(head, method, entry)
 
 
 def _read(head: str, method: str | None, entry: Entry) -> Head:
-    """A head elsewhere by its config.json, as vLLM will read it."""
-    from peagle.vllm.head import check_for_vllm, target_config  # noqa: PLC0415 (needs torch)
-    from peagle.vllm.serve import WIDER_GROUPS, cache_flags  # noqa: PLC0415
+    """A head elsewhere by its config.json, as vLLM will read it. Raises InputError for the head of
+    another target; warns where that cannot be seen, as with a target on S3."""
+    from peagle.vllm.head import check_for_vllm, check_sizes, target_config  # noqa: PLC0415
+    from peagle.vllm.serve import WIDER_GROUPS, cache_flags  # noqa: PLC0415 (both need torch)
 
     needs = check_for_vllm(head)
     if method not in (None, needs.method):
         raise InputError(f"its method is {needs.method}, not {method}", field="head", value=head)
     if needs.lost:
         warn(f"head {head}: vLLM drafts without {needs.lost}")
-    target = target_config(str(entry.target))
-    return Head(
-        head,
-        needs.method,
-        needs.k,
-        needs.since.version,
-        needs.below,
-        v1=bool(needs.environ),
-        whole_caches=bool(cache_flags(needs.drafter, target, WIDER_GROUPS)),
-    )
+    target = None
+    try:
+        target = target_config(str(entry.target))
+    except InputError as error:
+        unread = "its sizes and the layout of its KV cache are not compared with the target's"
+        warn(f"head {head}: {unread}, whose config.json cannot be read ({error.why})")
+    if target is not None:
+        check_sizes(needs.keys, target)
+    whole = cache_flags(needs.drafter, target, WIDER_GROUPS)
+    v1 = bool(needs.environ)
+    return Head(head, needs.method, needs.k, needs.since.version, needs.below, v1=v1, flags=whole)
 
 
 def warn(text: str) -> None:

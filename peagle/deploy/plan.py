@@ -149,8 +149,7 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
         k=choices.k, gpus=hardware.gpus, gpu=hardware.gpu, options={}, env={},
         image=image.name, cuda=image.cuda, ami=_ami(image, hardware.gpu),
         instance_type=hardware.instance_type if place == "sagemaker" else None,
-        replicas=choices.replicas,
-        max_replicas=choices.max_replicas,
+        replicas=choices.replicas, max_replicas=choices.max_replicas,
     )  # fmt: skip
     if engine == "vllm":
         return _with_vllm(plan, entry, head, choices.load, profile)
@@ -163,15 +162,13 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
 def _with_vllm(plan: Plan, entry: Entry, head: Head, load: int | None, profile: VllmFlags) -> Plan:
     """The plan with vLLM's options and variables."""
     load = load or flags.usual_load(entry)
-    rows = facts().gpus[plan.gpu].graph_rows if plan.gpu else flags.GRAPH_ROWS
-    k = plan.k or (head.k and flags.k_for_load(head.k, load, rows))
+    memory = facts().gpus[plan.gpu].memory if plan.gpu else None
+    k = plan.k or (head.k and flags.k_for_load(head.k, load, memory))
     options: dict[str, Any] = {"served-model-name": plan.name}
     if plan.revision:
         options["revision"] = plan.revision
-    options |= {**flags.load_flags(load, k, plan.gpus, rows), **entry.vllm_flags}
-    options |= {"max-num-seqs": load, **profile}
-    if head.whole_caches:
-        options |= flags.WHOLE_CACHES
+    options |= {**flags.load_flags(load, k, plan.gpus, memory), **entry.vllm_flags}
+    options |= {"max-num-seqs": load, **profile, **head.flags}
     if head.name and k:
         model, _, revision = head.name.partition("@")
         drafts = flags.speculative_config(head.method in PARALLEL_METHODS, model, k)
@@ -263,7 +260,7 @@ def _known_image(place: str, named: str) -> Image:
     """An image with the versions that are known, or written in its tag."""
     for image in facts().images:
         if named == image.name or named.endswith(f"/{image.name}"):
-            return replace(image, name=named)
+            return replace(image, name=named, place=place)
     tag = named.rpartition(":")[2]
     vllm = re.search(r"\bv?(\d+\.\d+\.\d+)", tag)
     cuda = re.search(r"\bcu(\d\d)(\d)", tag)
@@ -287,7 +284,6 @@ def profile_flags(
     engine or GPU."""
     if profile is None:
         return {}
-    why = None
     if engine == "native":
         why = "profiles are flags of vLLM"
         fix = "set `engine` to vllm"
@@ -297,9 +293,9 @@ def profile_flags(
     elif profile in facts().gpus and gpu not in (None, profile):
         why = f"is for that GPU, not for {gpu}"
         fix = f"set `gpu` to {profile}"
-    if why is not None:
-        raise InputError(why, field="profile", value=profile, fix=fix)
-    return entry.profiles[profile]
+    else:
+        return entry.profiles[profile]
+    raise InputError(why, field="profile", value=profile, fix=fix)
 
 
 def resource_name(name: str) -> str:

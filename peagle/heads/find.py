@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peagle.catalog import CHOICES, HEADLESS, METHODS, CatalogHead, how_to_get, known_entry
-from peagle.catalog_fields import is_hub_id
 from peagle.errors import InputError, InputWarning, first_line
 from peagle.heads.format import FORMS, HeadKeys, head_folder, read_keys
 from peagle.methods.keys import CORRECTION, UNKNOWN_DEPTHS
 
 S3 = "s3://"
-PLACES = "give a hub id (owner/name[@revision]) or s3://bucket/prefix"
 CONFIGS = ["config.json", f"{CORRECTION}/config.json"]
 
 
@@ -60,14 +58,16 @@ def check_drafts(target: str, head: Head | None, k: int | None) -> None:
 
 
 def _catalog_head(target: str, method: str | None, field: str) -> CatalogHead | None:
-    """The catalog's head, if it is on this machine or on the hub."""
-    wanted = method or METHODS[0]
+    """The catalog's head, by default of the best method that it has one of, if it is on this
+    machine or on the hub."""
     entry = known_entry(target)
-    known = entry.heads.get(wanted) if entry else None
-    if known is None:
-        if method is None:
-            return None
+    heads = entry.heads if entry else {}
+    wanted = method or next((each for each in METHODS if each in heads), None)
+    if wanted is None:
+        return None
+    if wanted not in heads:
         raise InputError(f"no {wanted} head is known for {target}", field=field, fix=FORMS)
+    known = heads[wanted]
     if known.location is not None:
         return known
     why = f"the {wanted} head of {target} is not here"
@@ -81,10 +81,8 @@ def _catalog_head(target: str, method: str | None, field: str) -> CatalogHead | 
 def read_remote(location: str) -> HeadKeys:
     """config.json of the head at a hub id or in a folder of S3. Raises InputError where it cannot
     be read."""
-    if is_hub_id(location):
-        return read_keys(head_folder(location, wanted=CONFIGS), location)
     if not location.startswith(S3):
-        raise InputError("neither on the hub nor in S3", field="head", value=location, fix=PLACES)
+        return read_keys(head_folder(location, wanted=CONFIGS), location)
     with tempfile.TemporaryDirectory() as folder:
         for name in CONFIGS:
             if (content := _object(location, name)) is not None:

@@ -103,8 +103,11 @@ class HeadKeys:
 
     @property
     def counted_layers(self) -> int:
-        """The number of feature layers by which vLLM sizes `fc`."""
-        return self.sizes.get(keys.AUX_COUNT) or len(self.eagle.get(keys.LAYER_IDS) or ()) or 3
+        """The number of feature layers by which vLLM sizes `fc`. With Qwen3's layers it counts the
+        ids at the top, too (vllm 0.32.0, qwen3_eagle3.py)."""
+        qwen3 = self.sizes.get("model_type") == "qwen3"
+        ids = self.layers if qwen3 else self.eagle.get(keys.LAYER_IDS)
+        return self.sizes.get(keys.AUX_COUNT) or len(ids or ()) or 3
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -191,7 +194,7 @@ def read_config(folder: Path, target_layers: int | None = None) -> DrafterConfig
     return read_keys(folder).parse(target_layers)
 
 
-def read_keys(folder: Path, place: str | None = None) -> HeadKeys:
+def read_keys(folder: Path, place: Path | str | None = None) -> HeadKeys:
     """The config.json of a head and of its correction; errors name `place`. Raises InputError when
     one is missing or no JSON object."""
     raw = _read_object(folder, "config.json", place)
@@ -200,7 +203,7 @@ def read_keys(folder: Path, place: str | None = None) -> HeadKeys:
     return HeadKeys(place or folder, raw)
 
 
-def _read_object(folder: Path, name: str, place: str | None = None) -> dict[str, Any]:
+def _read_object(folder: Path, name: str, place: Path | str | None = None) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / name).read_text()))
     except FileNotFoundError as error:

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,10 +25,10 @@ from peagle.model.attention import CausalAttend
 from peagle.model.loader import locate
 from peagle.model.partial import outline
 from peagle.model.target import Target, TargetOutput
-from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment, look
+from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment, look, prepend
 
 SCRIPT = str(Path(__file__).with_name("capture_script.py"))
-WINDOW = 16_384  # maximum tokens of the documents that are sent together
+WINDOW = 16_384  # tokens of the documents that are sent together, but for the end of the last one
 FILES = ".vllm"  # folder in that of the capture, one for each part
 ENVIRONMENT = {
     **SCRIPT_ENVIRONMENT,
@@ -54,7 +53,7 @@ class Vllm:
 def tokens_in_passing(lengths: list[int]) -> int:
     """Return the maximum tokens, of documents of these lengths, whose files are on the disk at
     once."""
-    return min(sum(lengths), 2 * max(*lengths, WINDOW))
+    return min(sum(lengths), 2 * (WINDOW + max(lengths)))
 
 
 def through_vllm(
@@ -98,19 +97,13 @@ def through_vllm(
                 "num_speculative_tokens": 1,
                 "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
             },
-            "kv_transfer_config": {
-                **(CPU_CONNECTOR if look(vllm.python).cpu else CONNECTOR),
-                "kv_role": "kv_producer",
-                "kv_connector_extra_config": {"shared_storage_path": str(files)},
-            },
         }
-        log = files / "vllm.log"
         try:
-            with closing(_start(vllm.python, target, arguments, log)) as process:
+            with closing(_start(vllm.python, target, arguments, files)) as process:
                 for ids, file in zip(documents, _files(process, documents), strict=True):
                     yield read(file, ids)
         except VllmFailed as error:
-            raise VllmFailed(f"{error} (its log is {log.rename(kept)})") from error
+            raise VllmFailed(f"{error} (its log is {process.log.rename(kept)})") from error
         finally:
             shutil.rmtree(files, ignore_errors=True)
 
@@ -149,9 +142,11 @@ def last_norm(target: Target) -> nn.Module:
     return cast(nn.Module, target.decoder.get_submodule(name))
 
 
-def _start(python: Path, target: Target, arguments: Mapping[str, Any], log: Path) -> Process:
-    """Start the script with these arguments of vllm.LLM; its docstring describes the messages."""
+def _start(python: Path, target: Target, arguments: Mapping[str, Any], files: Path) -> Process:
+    """Start the script with these arguments of vllm.LLM, to write into the folder `files`, where
+    its log is, too; its docstring describes the messages."""
     path, revision = locate(target.name)
+    installed = look(python)
     llm = {
         "model": path,
         "revision": revision,
@@ -159,18 +154,28 @@ def _start(python: Path, target: Target, arguments: Mapping[str, Any], log: Path
         "enforce_eager": True,  # compiling would take longer than the run
         "enable_prefix_caching": False,
         "seed": 0,
+        "kv_transfer_config": {
+            **(CPU_CONNECTOR if installed.cpu else CONNECTOR),
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(files)},
+        },
         **arguments,
     }
-    return Process([str(python), SCRIPT, json.dumps(llm)], environment(ENVIRONMENT), log)
+    environ = environment(ENVIRONMENT)
+    prepend(environ, "PATH", installed.prefix / "bin")  # ninja, which FlashInfer runs
+    return Process([str(python), SCRIPT, json.dumps(llm)], environ, files / "vllm.log")
 
 
 def _files(process: Process, documents: Sequence[list[int]]) -> Iterator[Path]:
-    """The files of all documents in their order. While a window's are read, the next one runs."""
-    count = max(1, WINDOW // max(map(len, documents)))
-    left = iter(documents)
-    windows = iter(lambda: list(islice(left, count)), [])
-    process.send(next(windows))
-    for window in windows:
-        process.send(window)
-        yield from map(Path, process.receive())
-    yield from map(Path, process.receive())
+    """The files of all documents in their order. While a window's are read, the next one runs. It
+    is sent when the script waits for it: if both wrote, both could wait for the other to read."""
+    files = list[str]()
+    window = list[list[int]]()
+    for number, ids in enumerate(documents, 1):
+        window.append(ids)
+        if number == len(documents) or sum(map(len, window)) >= WINDOW:
+            process.send(window)
+            yield from map(Path, files)
+            files = process.receive()
+            window = []
+    yield from map(Path, files)

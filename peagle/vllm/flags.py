@@ -11,7 +11,6 @@ RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 V1_RUNNER = {RUNNER: "0"}
 WHOLE_CACHES: VllmFlags = {"disable-hybrid-kv-cache-manager": True}
 LOAD = 64  # requests at a time, where no number is given
-GRAPH_ROWS = 512  # rows of a CUDA graph, by vLLM's own limit
 
 
 def flag_options(flags: Mapping[str, Scalar | None]) -> list[str]:
@@ -37,9 +36,16 @@ def usual_load(entry: Entry) -> int:
     return int(entry.vllm_flags.get("max-num-seqs", LOAD))
 
 
-def k_for_load(k: int, load: int, rows: int = GRAPH_ROWS) -> int:
+def graph_rows(memory: int | None) -> int:
+    """Rows of a CUDA graph on a GPU of `memory` GiB, by vLLM's own limit: twice as many on the data
+    center's Blackwell, the only GPUs with more than 150 GiB (vllm 0.32.0, config/vllm.py,
+    _set_cudagraph_sizes)."""
+    return 1024 if memory is not None and memory > 150 else 512
+
+
+def k_for_load(k: int, load: int, memory: int | None) -> int:
     """Draft tokens per round, at most `k`: as many as a round of `load` requests verifies within
-    `rows` rows, one for each draft token and one for the token before.
+    the rows of a CUDA graph, one for each draft token and one for the token before.
 
     A rule of ours, not measured. Published: K = 7 was the best of 3, 5, 7 at 1 to 64 requests
     (GPT-OSS-20B on a B200, vLLM blog of 2026-03-13), as the rule has it; K = 3 at 8 requests
@@ -47,16 +53,16 @@ def k_for_load(k: int, load: int, rows: int = GRAPH_ROWS) -> int:
     as vLLM's example for an EAGLE-3 head (dynamic_speculative_decoding.md at 015a47e), which are
     fewer.
     """
-    return max(1, min(k, rows // load - 1))
+    return max(1, min(k, graph_rows(memory) // load - 1))
 
 
-def load_flags(load: int, k: int | None, gpus: int, rows: int = GRAPH_ROWS) -> VllmFlags:
-    """Flags for a number of requests at a time, draft tokens per round and GPUs."""
+def load_flags(load: int, k: int | None, gpus: int, memory: int | None) -> VllmFlags:
+    """Flags for a number of requests at a time, draft tokens per round and GPUs of `memory` GiB."""
     flags: dict[str, int] = {"max-num-seqs": load}
     if k is not None:
         # A round of P-EAGLE has up to 2·K rows a request in the head, and K + 1 in the target.
         # Not above twice vLLM's own limit: each graph takes memory, and time at the start.
-        flags["max-cudagraph-capture-size"] = 2 * min(k * load, rows)
+        flags["max-cudagraph-capture-size"] = 2 * min(k * load, graph_rows(memory))
     if gpus > 1:
         flags["tensor-parallel-size"] = gpus
     return flags

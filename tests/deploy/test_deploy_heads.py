@@ -18,15 +18,18 @@ from transformers import LlamaConfig
 from peagle.catalog import CatalogHead, Entry, find_entry
 from peagle.deploy.heads import Head, choose
 from peagle.deploy.plan import Choices, make_plan
-from peagle.errors import InputWarning
+from peagle.errors import InputError, InputWarning
 from peagle.heads.save import save_drafter
 from peagle.methods.keys import LAYER_IDS
+from peagle.vllm.flags import WHOLE_CACHES
 
 PUBLIC = CatalogHead(k=3, hub="a/e", source="web")
 BOTH = entry(heads={"p-eagle": CatalogHead(k=5, hub="a/p"), "eagle3": PUBLIC})
 EAGLE3 = entry(heads={"eagle3": PUBLIC})
-MIXED = LlamaConfig(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
-                    hidden_size=32, num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+SIZES = {"hidden_size": 32, "vocab_size": 128, "num_hidden_layers": 4}  # of the heads' target
+TARGET = LlamaConfig(**SIZES)
+MIXED = LlamaConfig(layer_types=["sliding_attention", "full_attention"] * 2,
+                    num_attention_heads=4, num_key_value_heads=2, **SIZES)  # fmt: skip
 
 
 def chosen(of: Entry, head: str | None = None, method: str | None = None,
@@ -62,7 +65,12 @@ def test_no_head() -> None:
 
 
 def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
-    found = chosen(entry(heads={}), "amazon/GPT-OSS-20B-P-EAGLE")
+    """With a fine-tune of its target, too: nothing says that this is none."""
+    head = "amazon/GPT-OSS-20B-P-EAGLE"
+    warning = f"head {head}: it is for openai/gpt-oss-20b, and may not fit owner/model"
+    with pytest.warns(InputWarning, match=warning):
+        found = choose("mine", entry(heads={}), Head(head), place="kubernetes", engine="vllm")
+    assert found == chosen(find_entry("gpt-oss-20b"), head)
     assert (found.method, found.k, found.min_vllm) == ("p-eagle", 7, "0.18.0")
 
 
@@ -97,7 +105,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         return str(fetched)
 
     monkeypatch.setattr("peagle.model.loader.snapshot_download", fetch)
-    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
+    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: TARGET)
     return folder
 
 
@@ -120,11 +128,48 @@ def test_vllm_keeps_whole_caches_where_it_would_split_the_heads(
 ) -> None:
     save(hub)
     monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: MIXED)
-    assert chosen(entry(), "me/head@v1").whole_caches
+    assert chosen(entry(), "me/head@v1").flags == WHOLE_CACHES
     for place in ("kubernetes", "sagemaker"):
         made = make_plan("mine", entry(gpu_memory=9), place, Choices(head="me/head@v1"))
         assert made.options["disable-hybrid-kv-cache-manager"] is True
         assert made.env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"hidden_size": 64}, "its target hidden size is 32, that of the target is 64"),
+        ({"vocab_size": 256}, "its vocabulary is 128, that of the target is 256"),
+        ({"num_hidden_layers": 2}, "it reads layer 3, the target has 0 to 1"),
+    ],
+)
+def test_a_head_of_another_target(
+    hub: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], said: str
+) -> None:
+    """By its sizes: vLLM would load everything first, and end, again and again."""
+    save(hub)
+    other = LlamaConfig(**SIZES | sizes)
+    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: other)
+    with refused("head") as error:
+        chosen(entry(), "me/head@v1")
+    assert (error.value.why, error.value.value) == (said, "me/head@v1")
+    assert chosen(entry(), "me/head@v1", engine="native").name == "me/head@v1", "it looks itself"
+
+
+def test_a_target_that_only_the_deployment_can_read(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are on S3, or it is gated: what cannot be compared is said."""
+
+    def unreadable(name: str) -> LlamaConfig:
+        raise InputError("is not on the hub, or is private", field="target", value=name)
+
+    save(hub)
+    monkeypatch.setattr("peagle.vllm.head.target_config", unreadable)
+    said = r"head me/head@v1: its sizes .* are not compared .* \(is not on the hub, or is private\)"
+    with pytest.warns(InputWarning, match=said):
+        found = choose("mine", entry(), Head("me/head@v1"), place="sagemaker", engine="vllm")
+    assert found == Head("me/head@v1", "p-eagle", 7, "0.16.0", v1=True)
 
 
 def test_layer_ids_that_only_the_v1_runner_finds(hub: Path) -> None:
@@ -148,7 +193,7 @@ def test_our_own_form_is_for_our_engine(hub: Path) -> None:
 
 @mock_aws
 def test_a_head_on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: LlamaConfig())
+    monkeypatch.setattr("peagle.vllm.head.target_config", lambda name: TARGET)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     client = boto3.client("s3", region_name="us-east-1")

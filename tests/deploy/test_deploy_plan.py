@@ -15,6 +15,7 @@ from peagle.catalog import CatalogHead, Entry, find_entry, load_catalog
 from peagle.deploy.data import facts
 from peagle.deploy.plan import Choices, Plan, make_plan, resource_name
 from peagle.errors import InputWarning
+from peagle.vllm.flags import graph_rows
 from peagle.vllm.process import numbers
 
 REMOTE = ("kubernetes", "sagemaker")
@@ -57,7 +58,11 @@ def test_more_load_means_fewer_draft_tokens(load: int, k: int, rows: int) -> Non
 
 
 def test_a_data_center_gpu_verifies_more() -> None:
+    """Graphs are twice as large on GPUs of compute capability 10, by vLLM's own limit."""
     assert plan(load=128, gpu="b200").k == 7
+    for gpu in facts().gpus.values():
+        rows = 1024 if gpu.capability.startswith("10.") else 512
+        assert graph_rows(gpu.memory) == rows
 
 
 def everywhere() -> Iterator[tuple[Entry, Plan]]:
@@ -75,7 +80,8 @@ def test_every_entry_fits_its_gpus() -> None:
         assert made.options.get("tensor-parallel-size", 1) == made.gpus
         assert "kv-cache-dtype" not in made.options, "fp8 changes the target's answers"
         rows = made.options["max-cudagraph-capture-size"]
-        assert rows <= 2 * hardware.graph_rows and rows <= 2 * made.k * made.options["max-num-seqs"]
+        largest = 2 * graph_rows(hardware.memory)
+        assert rows <= largest and rows <= 2 * made.k * made.options["max-num-seqs"]
         assert made.options["enable-auto-tool-choice"] and made.options["tool-call-parser"]
         if made.instance_type is not None:
             assert hardware.instances[made.instance_type] >= made.gpus
@@ -94,6 +100,7 @@ def test_fp8_caches_are_asked_for_and_only_where_they_are_right() -> None:
     [
         (None, "13.0", "4-1"),
         ("1.dkr.ecr.us-east-1.amazonaws.com/vllm:server-sagemaker-cuda-v2.1", "13.0", "4-1"),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/vllm/vllm-openai:v0.29.0", "13.0", "4-1"),  # a mirror
         ("vllm:server-sagemaker-cuda-v1", "12.9", "3-1"),
         ("me/vllm:0.24.0-gpu-py312-cu129-ubuntu22.04-sagemaker", "12.9", "3-1"),
     ],

@@ -255,6 +255,22 @@ def test_scaling() -> None:
     assert resources(plan())["Endpoint"]["RetainAllVariantProperties"] is False
 
 
+@pytest.mark.parametrize(
+    ("name", "choices", "value"),
+    [
+        ("smollm2-135m", {}, 6),  # 8 on a CPU
+        ("smollm2-135m", {"load": 32}, 24),
+        ("qwen3-8b", {"engine": "native", "image": OURS}, 48),  # 64 on a GPU
+        ("qwen3-8b", {}, 48),
+    ],
+)
+def test_scaling_follows_the_batch_of_the_engine(
+    name: str, choices: dict[str, Any], value: float
+) -> None:
+    policy = resources(plan(name, max_replicas=2, **choices))["ScalingPolicy"]
+    assert policy["TargetTrackingScalingPolicyConfiguration"]["TargetValue"] == value
+
+
 def test_alarms_on_the_containers_metrics() -> None:
     """CloudWatch scrapes them; every name is one that vLLM's dashboard has, too."""
     found = resources(plan())

@@ -82,6 +82,19 @@ def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert asked == [("me/head", "v2"), (known.name, None)]
 
 
+@pytest.mark.parametrize("target", ["llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"])
+def test_a_target_whose_only_head_is_of_another_method(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its head drafts, as in a deployment, unless P-EAGLE is asked for."""
+    folder = make(tmp_path / "head", "eagle3")
+    monkeypatch.setattr("peagle.model.loader.snapshot_download", lambda *_, **__: folder)
+    name = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
+    assert find_head(target) == Head(name, folder, "eagle3", 3)
+    with refused("head"):
+        find_head(target, method="p-eagle")
+
+
 def test_an_unreachable_hub_id(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, revision: str | None, **__: Any) -> str:
         raise OSError(f"no route to revision {revision}\nand more")

@@ -3,7 +3,9 @@ goes, and the forms that their schedulers read."""
 
 import json
 import os
+import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +17,10 @@ import yaml
 from botocore.session import Session
 from botocore.validate import ParamValidator
 from tiny import make_target, own_answers, save_target
+from torch.distributed.launcher import api as launcher
 
 JOBS = Path(__file__).resolve().parents[2] / "docs" / "jobs"
+TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds from SIGTERM to SIGKILL
 SMALL = "--batch 2 --steps 2 --layers 1 --depths 2 --max-length 64"
 # Slurm's own commands on one machine: the node is this one, and srun runs its arguments.
 STAND_INS = {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}
@@ -53,11 +57,6 @@ def bash(environ: dict[str, str], *arguments: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def on_one_machine(line: str) -> str:
-    """A line for several nodes of eight GPUs, for one node of two processes."""
-    return line.replace("--nnodes 2", "--nnodes 1").replace("algo-1", "127.0.0.1")
-
-
 def assert_trained(environ: dict[str, str], steps: int) -> None:
     run = Path(environ["RUN"])
     assert len((run / "metrics.jsonl").read_text().splitlines()) == steps
@@ -88,22 +87,56 @@ def test_skypilot_trains(place: dict[str, str]) -> None:
     sky = {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "2",
            "SKYPILOT_NODE_IPS": "127.0.0.1\n10.0.0.2", "OPTIONS": SMALL}  # fmt: skip
     task = yaml.safe_load((JOBS / "skypilot.yaml").read_text())
-    assert place.keys() >= task["envs"].keys() - {"OPTIONS"}
+    assert place.keys() >= task["envs"].keys() - {"OPTIONS", TIMEOUT}
     bash(place | sky, "-c", task["run"])
     assert_trained(place, 2)
 
 
+def sagemaker_line(place: dict[str, str], host: str, **named: str) -> list[str]:
+    """The arguments of SageMaker's shell on a host, with other texts in the places of its own; pip
+    installs nothing."""
+    job = runpy.run_path(str(JOBS / "sagemaker.py"))
+    config = Path(place["RUN"]).with_name(f"{host}.json")
+    config.write_text(json.dumps({"current_host": host, "hosts": ["algo-1", "algo-2"]}))
+    line = shlex.join(job["request"]()["AlgorithmSpecification"]["ContainerArguments"])
+    for text, other in {job["HOSTS"]: str(config), "pip install": ":", **named}.items():
+        assert text in line
+        line = line.replace(text, other)
+    return shlex.split(line)
+
+
 @pytest.mark.slow
 def test_sagemaker_trains(place: dict[str, str]) -> None:
-    job = runpy.run_path(str(JOBS / "sagemaker.py"))
-    line = on_one_machine(job["LINE"]).replace("--nproc-per-node 8", "--nproc-per-node 2")
-    named = {"my-org/my-model": "$TARGET", f"{job['INPUT']}/data/answers.jsonl": "$DATA",
-             job["RUN"]: "$RUN", "--batch 64": SMALL}  # fmt: skip
-    for text, variable in named.items():
-        assert text in line
-        line = line.replace(text, variable)
-    bash(place, "-c", line)
+    named = {"--nnodes 2": "--nnodes 1", "--nproc-per-node 8": "--nproc-per-node 2",
+             "--master-addr algo-1": "--master-addr 127.0.0.1", "my-org/my-model": place["TARGET"],
+             "/opt/ml/input/data/data/answers.jsonl": place["DATA"],
+             "/opt/ml/checkpoints": place["RUN"], "--batch 64": SMALL}  # fmt: skip
+    bash(place, "-c", *sagemaker_line(place, "algo-1", **named))
     assert_trained(place, 2)
+
+
+@pytest.mark.parametrize(("host", "rank"), [("algo-1", 0), ("algo-2", 1)])
+def test_sagemaker_numbers_its_nodes(place: dict[str, str], host: str, rank: int) -> None:
+    """By its own configuration: a host's name does not say which one it is."""
+    said = Path(place["RUN"]).with_name("said")
+    torchrun = Path(place["PATH"].split(os.pathsep)[0]) / "torchrun"
+    torchrun.write_text(f'#!/bin/bash\necho "$@" >{said}\n')
+    bash(place, "-c", *sagemaker_line(place, host))
+    words = said.read_text().split()
+    assert words[:4] == ["--node-rank", str(rank), "--nnodes", "2"]
+    assert words[words.index("--master-addr") + 1] == "algo-1"
+
+
+def test_torchrun_waits_for_a_checkpoint() -> None:
+    """As long as its scheduler, instead of its own 30 seconds."""
+    slurm = (JOBS / "slurm.sh").read_text()
+    [limit] = re.findall(r"--signal=TERM@(\d+)", slurm)
+    [seconds] = re.findall(rf"^export {TIMEOUT}=(\d+)", slurm, re.MULTILINE)
+    assert 30 < int(seconds) < int(limit)
+    request = runpy.run_path(str(JOBS / "sagemaker.py"))["request"]()
+    task = yaml.safe_load((JOBS / "skypilot.yaml").read_text())
+    assert request["Environment"][TIMEOUT] == task["envs"][TIMEOUT] == seconds
+    assert TIMEOUT in Path(launcher.__file__).read_text()
 
 
 def faults(request: dict[str, Any]) -> str:
@@ -114,8 +147,12 @@ def faults(request: dict[str, Any]) -> str:
 def test_sagemaker_takes_the_request() -> None:
     request = runpy.run_path(str(JOBS / "sagemaker.py"))["request"]()
     assert faults(request) == ""
-    kinds = Session().get_service_model("sagemaker").shape_for("TrainingInstanceType").enum
+    shapes = Session().get_service_model("sagemaker")
+    kinds = shapes.shape_for("TrainingInstanceType").enum
     assert request["ResourceConfig"]["InstanceType"] in kinds
+    longest = shapes.shape_for("TrainingContainerArgument").metadata["max"]  # botocore lets it pass
+    arguments = request["AlgorithmSpecification"]["ContainerArguments"]
+    assert max(map(len, arguments)) <= longest
     assert "RolArn" in faults({**request, "RolArn": request.pop("RoleArn")})
 
 

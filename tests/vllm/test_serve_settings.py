@@ -104,11 +104,11 @@ def start(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     def serve(*args: object) -> Started:
         started, stdout = list[Started](), io.TextIOWrapper(raw := io.BytesIO(), "utf-8")
 
-        def execve(path: str, line: list[str], environ: dict[str, str]) -> None:
+        def execvpe(path: str, line: list[str], environ: dict[str, str]) -> None:
             started.append(Started(line, environ, raw.getvalue().decode().splitlines()))
             raise SystemExit
 
-        monkeypatch.setattr(os, "execve", execve)
+        monkeypatch.setattr(os, "execvpe", execvpe)  # which searches PATH
         monkeypatch.setattr(sys, "stdout", stdout)
         given = ["--engine", "vllm", "--vllm-python", str(vllm), "--port", "0"]
         monkeypatch.setattr("sys.argv", ["peagle", "serve", *given, *map(str, args)])
@@ -206,6 +206,46 @@ def test_more_load_means_fewer_drafts(target: Path, heads: dict[str, Path], line
     asked = (target, "--head", heads["eagle3"], "--max-batch", 256)
     for more, k in ([], 1), (["--k", 3], 3):
         assert drafting(line(*asked, *more))["num_speculative_tokens"] == k
+
+
+@pytest.mark.parametrize("case", [(80, 3, 768), (179, 5, 1280), (None, 3, 768)])
+def test_a_data_center_gpu_verifies_more(
+    target: Path,
+    heads: dict[str, Path],
+    vllm: Path,
+    line: Line,
+    monkeypatch: pytest.MonkeyPatch,
+    case: tuple[int | None, int, int],
+) -> None:
+    """By its memory: K and rows of the largest graph are those of a deployment on such a GPU."""
+    memory, k, rows = case
+    stand_in(vllm, GPU)
+    monkeypatch.setattr("peagle.vllm.serve.gpu_memory", lambda: memory)
+    found = line(target, "--head", heads["eagle3"], "--max-batch", 128)
+    assert drafting(found)["num_speculative_tokens"] == k
+    assert value(found, "--max-cudagraph-capture-size") == str(rows)
+
+
+def test_running_answers_are_finished(target: Path, vllm: Path, line: Line) -> None:
+    """A version that cannot do so does not know the flag; the user's own wins."""
+    assert value(line(target), "--shutdown-timeout") == "25"
+    own = ["--shutdown-timeout", "9"]
+    assert line(target, "--", *own)[-2:] == own
+    stand_in(vllm, CPU._replace(version="0.17.1"))
+    assert "--shutdown-timeout" not in line(target)
+
+
+def test_programs_of_the_interpreters_environment(
+    target: Path, vllm: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashInfer runs its ninja, whether it is activated or not; the interpreter itself may be
+    named as on PATH."""
+    monkeypatch.setenv("PATH", os.pathsep.join([str(vllm.parent), os.environ["PATH"]]))
+    stand_in(vllm, CPU._replace(prefix=Path("/my/venv")))
+    started = start(target, "--vllm-python", vllm.name)
+    assert started.line[0] == vllm.name
+    first, second = started.environment["PATH"].split(os.pathsep)[:2]
+    assert (first, second) == ("/my/venv/bin", str(vllm.parent))
 
 
 Refused = Callable[..., str]

@@ -254,6 +254,13 @@ def test_a_key_is_needed(running: Served) -> None:
 
 
 def test_told_to_end(running: Served) -> None:
-    """The last test: the signal reaches vLLM, and its exit code is ours."""
+    """The last test: the signal reaches vLLM, which finishes a running answer, and its exit code
+    is ours."""
+    asked: Any = {"model": MODEL, "prompt": "a hat", "max_tokens": 24, "temperature": 0}
+    more = {"ignore_eos": True}
+    chunks = running.client().completions.create(**asked, stream=True, extra_body=more)
+    parts = [next(chunks)]
     running.process.send_signal(signal.SIGTERM)
+    parts += chunks
+    assert parts[-1].choices[0].finish_reason == "length", running.log.read_text()[-2000:]
     assert running.process.wait(60) == 0, running.log.read_text()[-2000:]

@@ -5,6 +5,7 @@ A package of our own plays vLLM's part here (fake_vllm), run by the script that 
 """
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -31,7 +32,7 @@ from peagle.vllm.process import VllmFailed
 
 LAYERS = (0, 2, 3)
 SHARD = 25_000  # bytes: four or five documents
-WINDOW = 60  # tokens: about two documents
+WINDOW = 60  # tokens: about three documents
 CONTEXT = 64
 
 
@@ -121,6 +122,37 @@ def test_it_is_transformers_capture(tmp_path: Path, target: Target, data: list[E
     check_same(read, target, data, tmp_path / "transformers")
 
 
+def test_documents_that_are_sent_together(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    """As many as have a window's tokens, however long another one is; and programs of vLLM's own
+    environment come first, as FlashInfer's ninja."""
+    list(through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path)(ids_of(data)))
+    asked = json.loads((tmp_path / "asked.json").read_text())
+    *windows, last = asked["windows"]
+    assert [length for window in (*windows, last) for length in window] == [
+        len(example.ids) for example in data
+    ]
+    for window in windows:
+        assert sum(window) >= WINDOW > sum(window[:-1])
+    assert asked["path"].split(os.pathsep)[0] == f"{sys.prefix}/bin"
+
+
+def test_requests_and_replies_larger_than_a_pipe(
+    tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many short documents: neither side writes while the other one does."""
+    count = 1000  # in a window
+    pipe = 2**16  # bytes that it holds
+    ids = data[0].ids
+    assert len(json.dumps([ids] * count)) > pipe
+    assert len(str(tmp_path / ".vllm-1" / "0-c0ffee.safetensors")) * count > pipe
+    monkeypatch.setattr(vllm_capture, "WINDOW", count * len(ids))
+    run = through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path)
+    made = [output.hidden.shape[0] for output in run([ids] * (2 * count))]
+    assert made == [len(ids)] * 2 * count
+
+
 def test_layers_of_the_target_are_not_loaded(
     tmp_path: Path, folder: Path, target: Target, data: list[Example]
 ) -> None:
@@ -140,7 +172,7 @@ def test_a_feature_that_leaves_the_last_layer(
 
 def test_files_go_as_they_come(tmp_path: Path, target: Target, data: list[Example]) -> None:
     allowed, seen = tokens_in_passing([len(e.ids) for e in data]), list[int]()
-    assert allowed == 2 * CONTEXT
+    assert allowed == 2 * (WINDOW + CONTEXT)
     row = target.config.hidden_size * (len(LAYERS) + 1) * target.dtype.itemsize
     run = through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path)
 

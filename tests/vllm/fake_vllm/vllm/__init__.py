@@ -35,7 +35,8 @@ class LLM:
             raise ValueError("no room for the model")
         transfer = given.pop("kv_transfer_config")
         self.folder = Path(transfer["kv_connector_extra_config"]["shared_storage_path"])
-        (self.folder.parent / "asked.json").write_text(json.dumps(given))
+        self.asked = given | {"path": os.environ["PATH"], "windows": []}
+        self.note()
         assert transfer["kv_connector"] == "ExampleHiddenStatesConnector"
         speculative = given["speculative_config"]
         assert speculative["method"] == "extract_hidden_states"
@@ -48,8 +49,14 @@ class LLM:
         self, prompts: list[TokensPrompt], params: SamplingParams, *, use_tqdm: bool
     ) -> list[Output]:
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1", "files would never be written"
+        self.asked["windows"].append([len(prompt.prompt_token_ids) for prompt in prompts])
+        self.note()
         files = [str(self.states(*prompt)) for prompt in prompts]
         return [Output({"hidden_states_path": file}) for file in files]
+
+    def note(self) -> None:
+        """Tell the test what was asked, and the lengths of the documents of each request."""
+        (self.folder.parent / "asked.json").write_text(json.dumps(self.asked))
 
     def states(self, ids: list[int]) -> Path:
         if str(self.count) == os.environ.get("FAKE_VLLM_ENDS"):
