@@ -73,6 +73,8 @@ class Clocked(trainer.Trainer):
     def _take_new(self) -> None:
         print(f"{WARM} steps done", flush=True)
         while not self.ready.exists():
+            if self._asked or time.time() > self.until:
+                sys.exit(f"{self.ready}: not there in time: no new answers")
             time.sleep(0.1)
         self.begin = time.time()
         more = documents(self.target, self.new)

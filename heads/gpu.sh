@@ -38,6 +38,7 @@ run() { # FOLDER, seconds
   cd "$1"
   share_gpu
   mkdir -p answers
+  rm -f ready # of an earlier run
   for method in p-eagle eagle3; do
     OMP_NUM_THREADS=4 python "$here/by_clock.py" $method $method $until data/all.jsonl new.jsonl ready >$method.log 2>&1 &
     jobs+=($!)
@@ -46,7 +47,12 @@ run() { # FOLDER, seconds
   for part in 0 1 2; do answer greedy.$part $(($2 / 8)) & answering+=($!); done
   answer sampled $(($2 / 8)) --temperature 0.8 & answering+=($!)
   wait "${answering[@]}"
-  grep -h '}$' answers/*.jsonl >new.jsonl
+  if ! grep -hs '}$' answers/*.jsonl >new.jsonl; then
+    echo "heads/gpu.sh: no answers were made: see $1/answers/*.log" >&2
+    kill "${jobs[@]}" 2>/dev/null || true # they wait for answers
+    wait
+    exit 1
+  fi
   touch ready
   wait "${jobs[@]}"
   for method in p-eagle eagle3; do python "$here/pack.py" $method/head packed/$method; done

@@ -19,8 +19,9 @@ from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, Pool, collect, from_t
 from peagle.data.chat import Conversation, Message
 from peagle.data.dataset import read_prompts
 from peagle.data.endpoint import PendingRecord
-from peagle.data.records import append, open_to_append, read_records
+from peagle.data.records import append, read_records
 from peagle.data.regenerate import answer_turn
+from peagle.files import replacing
 
 PACKED = Path(__file__).with_name("answers.jsonl.gz")
 MADE = ("greedy.jsonl", "sampled.jsonl", "synth.jsonl")
@@ -87,7 +88,8 @@ def main() -> None:
     prompts, data, *answers = map(Path, sys.argv[1:])
     output = data / "more.jsonl"
     engine = Packed(lines_of(PACKED, output))
-    with open_to_append(output) as file:
+    # Whole or not at all: data.sh does not make a file again that is there.
+    with replacing(output) as made, made.open("wb") as file:
         for number, turns in enumerate(could_be_asked(material(prompts, data, answers))):
             if record := answered(engine, number, turns):
                 append(file, record.lines)

@@ -78,10 +78,10 @@ work() {
     peagle data capture smollm2-135m --data "$(ls "data/$name".jsonl*)" \
       --output "captured/$name" --max-length 2048
     captured+=${captured:+,}captured/$name
-    train p-eagle "$captured" "$until" & train eagle3 "$captured" "$until" & wait
-    if [ "$(seen p-eagle)" -lt "$until" ] || [ "$(seen eagle3)" -lt "$until" ]; then
-      fail "stopped before $until tokens"
-    fi
+    local method job jobs=() failed=""
+    for method in p-eagle eagle3; do train $method "$captured" "$until" & jobs+=($!); done
+    for job in "${jobs[@]}"; do wait "$job" || failed=1; done
+    [ -z "$failed" ] || fail "stopped before $until tokens"
   done
 }
 
@@ -114,16 +114,21 @@ captured_parts() { # in the order of PARTS, as `work` has them
   echo "$found"
 }
 
-train() { # method, captured folders, tokens to have seen
+train() { # method, captured folders, tokens to have seen; fails where it stops before
+  local most=(--max-train-tokens $((GOAL - $(begun "$1"))))
+  # The last part's steps are counted, by the mean tokens of a step: the run ends a little before or
+  # after GOAL, when its learning rate has fallen.
+  if [ "$3" = $GOAL ]; then peagle_train "$folder/$1" "$1" "$2" "${most[@]}"; fi
   [ "$(seen "$1")" -lt "$3" ] || return 0
-  peagle_train "$folder/$1" "$1" "$2" --max-train-tokens $((GOAL - $(begun "$1"))) &
+  peagle_train "$folder/$1" "$1" "$2" "${most[@]}" &
   local trainer=$!
   while kill -0 $trainer 2>/dev/null && [ "$(seen "$1")" -lt "$3" ]; do sleep 2; done
   kill -TERM $trainer 2>/dev/null || true
   wait $trainer || true
+  [ "$(seen "$1")" -ge "$3" ]
 }
 
-peagle_train() { # output, method, captured folders, further settings
+peagle_train() { # output, method, captured folders, further settings; takes the place of the shell
   local start=(--init-from "$(start_of "$2")" --warmup 0.0025)
   if [ -d "$1/checkpoints" ]; then start+=(--resume); fi
   local each data=()

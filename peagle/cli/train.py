@@ -42,6 +42,7 @@ MIN_SYNTH_RECORDS = 20
 MAX_LENGTH = 1024  # default maximum tokens of a document
 PAPER_LENGTH = 8192  # with --recipe paper
 KEPT = "what was saved before is whole: --resume goes on from there"
+UNMEASURED = "too few documents to keep some from training: acceptance is not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +125,13 @@ def train(
     device = resolve_device(device)
     if device == "cuda":  # one for each process, where torchrun started several
         device = resolve_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    unrun = None
     if captured is not None and start.held_out is None:
         unrun = head.layers or METHODS[head.method].layers
-        model = common.open_target(target, chat_template, device=device, unrun=unrun)
-    else:
-        model = common.open_target(
-            target, chat_template, device="cpu" if training.shard else device
-        )
-    head = _tapped(head, model, captured, recipe)
+    place = "cpu" if training.shard else device
+    model = common.open_target(target, chat_template, device=place, unrun=unrun)
+    if start.init_from is None:
+        head = _tapped(head, model, captured, recipe)
     if captured is None:
         files = [_synthesize(model, training)] if synthetic else data
         examples = _read(files, model, max_length, start.strict)
@@ -146,13 +146,10 @@ def train(
     walk = Walk(model, measured, _states(measured))
     measure = partial(acceptance, walk) if walk.documents else None
     if measure is None:
-        common.screen.print(
-            "too few documents to keep some from training: acceptance is not measured"
-        )
+        common.screen.print(UNMEASURED)
     states = _states(examples)
     trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
-    goes_on = start.resume == "always" or (start.resume == "auto" and there)
-    (continue_run if goes_on else start_from_here)(trainer)
+    (continue_run if there or start.resume == "always" else start_from_here)(trainer)
     _train(trainer, len(walk.documents))
 
 
@@ -205,14 +202,17 @@ def _read(files: Sequence[Path], target: Target, max_length: int, strict: bool) 
 
 
 def _synthesize(target: Target, config: TrainConfig) -> Path:
-    """Data for this run that the target writes itself, into the run's folder."""
+    """Data for this run that the target writes itself, into the run's folder. A run that goes on
+    keeps what it began with: further records would change which documents are held out."""
+    file = config.output / "data.jsonl"
+    if file.is_file() and checkpoints(config.output):
+        return file
     records = 1000
     if config.steps is not None:
         records = config.steps * config.batch
     elif config.max_train_tokens is not None:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
     wanted = SynthConfig(count=max(records, MIN_SYNTH_RECORDS), max_tokens=SYNTH_TOKENS)
-    file = config.output / "data.jsonl"
     with common.counting("records", records, common.WRITTEN) as count:
         synthesize(LLM(target), file, wanted, count)
     return file
@@ -224,7 +224,8 @@ def _drafter(
     """The head to train: a new one, or a saved one as one that is trained for this target; with a
     correction where that is trained."""
     if start.correction == "frozen" and start.init_from is not None:
-        head = load_drafter(start.init_from, target).float()
+        head = _loaded(start.init_from, target, spec, force=False)
+        head.config = replace(head.config, depths=head.config.depths or spec.depths)
         return with_correction(head, frozen=True)
     answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
     features = None
@@ -233,7 +234,8 @@ def _drafter(
         longest = max(sample, key=lambda number: len(examples[number].ids))
         features = partial(states, [longest], target)
     if start.init_from:
-        drafter = _adopt(load_drafter(start.init_from, target, force=True), target, spec)
+        drafter = _loaded(start.init_from, target, spec, force=True)
+        _adopt(drafter, target, spec)
         drafter = with_norms(drafter, target, answers, spec, features)
     else:
         torch.manual_seed(seed)
@@ -244,9 +246,8 @@ def _drafter(
 def _train(trainer: Trainer, measured: int) -> None:
     """Run, showing progress and what was found on the documents to measure on."""
     output = trainer.config.output
-    tokens = sum(len(example.ids) for example in trainer.data)
-    answers = sum(sum(example.supervised) for example in trainer.data)
-    data = f"{len(trainer.data)} documents ({tokens} tokens, {answers} of answers)"
+    tokens = f"{sum(trainer.batches.lengths)} tokens, {trainer.batches.answer_tokens} of answers"
+    data = f"{len(trainer.data)} documents ({tokens})"
     steps = f"steps {trainer.progress.step + 1} to {trainer.total_steps}"
     common.screen.print(f"training on {data}, measured on {measured} held out: {steps}")
     with common.progress_bar("steps") as bar:
@@ -272,12 +273,20 @@ def _train(trainer: Trainer, measured: int) -> None:
     common.screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
 
 
-def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
-    """A head to start from, in float32, as one that is trained for this target."""
-    method = drafter.config.method
-    if method != spec.method:
-        why = f"the method of the head of `init_from` is {method}"
-        raise InputError(why, field="method", value=spec.method, fix="name that")
+def _loaded(name: str, target: Target, spec: HeadSpec, *, force: bool) -> Drafter:
+    """A head to start from, in float32. Raises InputError where another one is described."""
+    head = load_drafter(name, target, force=force).float()
+    own = {"method": head.config.method, "layers": len(head.layers)}
+    own["feature_layers"] = head.config.feature_layers
+    for field, value in own.items():
+        if getattr(spec, field) not in (None, value):
+            why = f"the head of `init_from` has {value}"
+            raise InputError(why, field=field, value=getattr(spec, field), fix="name that")
+    return head
+
+
+def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> None:
+    """Describe a head to start from as one that is trained for this target."""
     drafter.config = replace(drafter.config, depths=spec.depths)
     now = target_hashes(target)
     known = drafter.config.provenance
@@ -285,4 +294,3 @@ def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> Drafter:
     data = known.data if same else {}  # tokens of another target do not count
     with_provenance(drafter, target=target.name, **now, data=data, acceptance={})
     with_provenance(drafter, feature_layers=list(drafter.config.feature_layers))
-    return drafter.float()

@@ -54,8 +54,9 @@ class Stats:
 
     @property
     def accepted_per_position(self) -> list[float]:
-        """Share of all rounds whose i-th draft token was accepted (unconditional)."""
-        return [count / self.rounds for count in self.accepted]
+        """Share of all rounds whose i-th draft token was accepted (unconditional); empty where no
+        round was."""
+        return [count / self.rounds for count in self.accepted if self.rounds]
 
     @property
     def nodes_per_round(self) -> float:

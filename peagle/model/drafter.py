@@ -117,9 +117,10 @@ class Drafter(nn.Module):
             self.mask_embedding = nn.Parameter(torch.zeros(sizes.hidden_size))
 
     def share_embedding(self, table: Tensor) -> None:
-        """Read embeddings from the target's table (V_target, D), neither trained nor stored."""
-        assert table.shape[1] == self.config.transformer.hidden_size
+        """Read embeddings from the target's table (V_target, D), neither trained nor stored. A head
+        with a table of its own does not need it, and may be of another width."""
         if self.config.embedding != "full":
+            assert table.shape[1] == self.config.transformer.hidden_size
             self.shared_embedding = table.detach()
 
     def embed(self, ids: Tensor) -> Tensor:  # (T,) → (T, D)

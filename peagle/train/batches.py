@@ -43,8 +43,9 @@ class Batches:
 
     def __init__(self, data: Examples, *, batch: int, pack: int | None, seed: int) -> None:
         self.data = data
-        # Read once: `data` may be on a disk.
+        # Counted once: `data` may be on a disk.
         self.lengths = array("q", (len(example.ids) for example in data))
+        self.answer_tokens = sum(sum(example.supervised) for example in data)  # of an epoch
         self.batch = batch
         self.pack = pack
         self.seed = seed

@@ -56,8 +56,7 @@ class CaptureConfig:
     def __post_init__(self) -> None:
         number, count = self.part
         if not 1 <= number <= count:
-            value = f"{number}/{count}"
-            raise InputError("must be 1/n to n/n", field="part", value=value)
+            raise InputError("must be 1/n to n/n", field="part", value=f"{number}/{count}")
         check_at_least(1, shard_bytes=self.shard_bytes)
 
 

@@ -8,6 +8,9 @@ from peagle.errors import InputError
 
 # Settings that a resumed run must have, too; the others may change on the way.
 RESUME_FIXED = ("batch", "pack", "ratio", "decay", "seed")
+# And those of its head, and of the head's layers, that the shapes of the weights do not show.
+OF_HEAD = "method depths norm_output norm_before_residual norm_before_fc logit_scale mask_token_id"
+OF_LAYERS = "rope_parameters sliding_window num_attention_heads rms_norm_eps hidden_act"
 COUNTS = "batch epochs save_every keep eval_every pack segments steps max_train_tokens patience"
 RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (COUNTS, lambda x: x >= 1, "must be at least 1"),

@@ -68,7 +68,7 @@ def _weighted(
     gradients = [torch.zeros_like(logits) for logits in scored]
     share = chunk.weights.to(dtype) / len(scored)
     total = share.new_zeros(())
-    size = BLOCK if share.is_cpu else len(share)  # rows that are compared together
+    size = BLOCK if share.is_cpu else max(1, len(share))  # rows that are compared together
     for start in range(0, len(share), size):
         block = slice(start, min(start + size, len(share)))
         labels = labels_of(chunk.target_logits[block].to(dtype))

@@ -39,9 +39,8 @@ class Average:
     """The average of the trained weights of `module`, by name; it begins as these weights."""
 
     def __init__(self, module: nn.Module) -> None:
-        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self.parameters = [p.detach() for _, p in trained]
-        self.weights = {name: p.detach().clone() for name, p in trained}
+        self.now = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        self.weights = {name: p.clone() for name, p in self.now.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -50,5 +49,5 @@ class Average:
         if step % gap:
             return
         share = 1 - (1 - gap / step) ** (GAMMA + 1)
-        for average, parameter in zip(self.weights.values(), self.parameters, strict=True):
-            average.lerp_(parameter, share)
+        for name, average in self.weights.items():
+            average.lerp_(self.now[name], share)

@@ -87,10 +87,9 @@ class DocumentsAttend:
             return self.together(q, k, v, spec.scale)
         split = (x[: len(self.cells)].split(self.lengths) for x in (q, k, v))
         outputs = []
-        attend = CausalAttend()
         for length, *part in zip(self.lengths, *split, strict=True):
             q, k, v = map(pad_rows, part)
-            outputs.append(attend(layer, q, k, v, spec)[:length])
+            outputs.append(CausalAttend()(layer, q, k, v, spec)[:length])
         return pad_rows(torch.cat(outputs))
 
     def together(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -39,16 +39,17 @@ def make_accelerator(device: torch.device, output: Path, tracker: str | None) ->
 
     Raises InputError for a tracker that accelerate does not know, or that is not installed.
     """
+    if device.type == "cuda" and device.index is not None:  # accelerate takes the current one
+        torch.cuda.set_device(device)
     try:
         made = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(output))
     except ValueError as error:
         why = "is not supported by accelerate"
         raise InputError(why, field="tracker", value=tracker) from error
-    if tracker is not None:
-        if not made.log_with:  # accelerate leaves out what is not installed
-            fix = f"pip install {tracker}"
-            raise InputError("is not installed", field="tracker", value=tracker, fix=fix)
-        made.init_trackers("tracker")
+    if tracker is not None and not made.log_with:  # accelerate leaves out what is not installed
+        fix = f"pip install {tracker}"
+        raise InputError("is not installed", field="tracker", value=tracker, fix=fix)
+    made.init_trackers("tracker")
     return made
 
 
@@ -67,15 +68,14 @@ def keep_freed_memory() -> None:
     """Have this process keep up to 2 GiB that it frees for what it allocates next. It would go back
     to the system, and new pages take longer than most of what training does with them. Only glibc
     can do it: elsewhere nothing changes."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for name, value in MALLOPT.items():
-            mallopt(name, value)
+    mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
+    for name, value in MALLOPT.items() if mallopt else ():
+        mallopt(name, value)
 
 
-def shard(trainee: Trainee, device: torch.device) -> None:
-    """Spread drafter and target over the processes of each node, each holding its parts on its
-    `device`."""
+def shard(trainee: Trainee, device: torch.device) -> Any:
+    """The same module, its drafter and target spread over the processes of each node, each holding
+    its parts on its `device`."""
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))  # set by torchrun
     shape = (nodes, dist.get_world_size() // nodes)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
@@ -94,7 +94,7 @@ def shard(trainee: Trainee, device: torch.device) -> None:
         for layer in drafter.layers:
             fully_shard(layer, mesh=mesh)
         register_fsdp_forward_method(drafter.layers[0], "fuse")
-    fully_shard(trainee, mesh=mesh)
+    return fully_shard(trainee, mesh=mesh)
 
 
 def pad_passes(passes: list[list[Segment]], device: torch.device) -> None:
@@ -127,8 +127,7 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 def rebuilt(drafter: Drafter, config: DrafterConfig, state: dict[str, Tensor]) -> Drafter:
     """A drafter of another config, which may ask for more weights or fewer, with the weights of
     `state`, whole."""
-    weight = drafter.norm.weight
-    made = method_of(config).build(config).to(weight.device, weight.dtype)
+    made = method_of(config).build(config).to(drafter.norm.weight)  # its device and dtype
     made.load_state_dict({name: gather(t) for name, t in state.items()}, strict=False)
     if drafter.shared_embedding is not None:
         made.share_embedding(drafter.shared_embedding)

@@ -119,8 +119,7 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
     """Put a checkpoint's tensors into drafter, optimizer and average. Raises InputError, with
     nothing changed, when the drafter's tensors have other names or shapes."""
     tensors = saved.tensors
-    own = drafter.state_dict()
-    now = {f"weights/{name}": tensor for name, tensor in own.items()}
+    now = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
     now |= {f"{state.AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
     for name in sorted(tensors.keys() | now.keys()):
         if name.startswith(state.MOMENTS):  # the first step makes these
@@ -129,10 +128,8 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
         if there != here:
             why = f"{saved.folder / state.STATE}: {name} is {there} there and {here} now"
             raise InputError(why, fix="give the settings that the run was started with")
-    weights = {name: shard_like(tensors[f"weights/{name}"], like) for name, like in own.items()}
-    drafter.load_state_dict(weights)
-    for name, average in averaged.weights.items():
-        average.copy_(shard_like(tensors[f"{state.AVERAGE}/{name}"], average))
+    for name, tensor in now.items():
+        tensor.copy_(shard_like(tensors[name], tensor))
     for name, parameter in drafter.named_parameters():
         if f"{state.MOMENTS[0]}/{name}" in tensors:  # not before the first step
             moments = {

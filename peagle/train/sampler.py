@@ -4,6 +4,7 @@ the memory of one of them asks for.
 Shapes: E elements.
 """
 
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import torch
@@ -11,6 +12,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor
 
 from peagle.methods.base import Elements
+from peagle.methods.keys import default_k
 from peagle.model.drafter import Drafter
 from peagle.model.tensors import free_memory
 from peagle.train.batches import Batches, PackedDocuments
@@ -90,13 +92,18 @@ class Sampler:
     """Draws elements for `drafter`, and partitions them by the free memory of its device."""
 
     def __init__(self, config: TrainConfig, batches: Batches, drafter: Drafter) -> None:
-        assert drafter.config.depths is not None
         self.config = config
         self.batches = batches
-        self.depths = drafter.config.depths
+        self.drafter = drafter
+        self.depths = default_k(drafter.config)
         self.device = drafter.norm.weight.device
-        self.vocabulary = drafter.target_ids.cpu()
         self.cost = pass_cost(drafter, bf16=multiplies_bf16(self.device))
+
+    @cached_property
+    def vocabulary(self) -> Tensor:
+        """Target ids (V,) that the head can draft. First read when training begins: a run that goes
+        on has those of its checkpoint."""
+        return self.drafter.target_ids.cpu()
 
     def sample(self, number: int) -> TrainingSequence:
         """Sequence `number`, counted from the start of training, on the device."""

@@ -47,8 +47,7 @@ class HeadSpec:
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        sizes = {"layers": self.layers, "depths": self.depths, "draft_vocab": self.draft_vocab}
-        check_at_least(1, **sizes)
+        check_at_least(1, layers=self.layers, depths=self.depths, draft_vocab=self.draft_vocab)
         for name, known in {"method": METHODS, "embedding": get_args(Embedding)}.items():
             value = getattr(self, name)
             if value is not None and value not in known:

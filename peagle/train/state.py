@@ -27,7 +27,6 @@ STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 SUMS = "SHA256SUMS"  # checksums of both, as sha256sum writes them
 METRICS = "metrics.jsonl"
 NAME = re.compile("step-[0-9]{8,}")  # of a checkpoint's folder
-UNFINISHED = ".making"  # the folder of one that is being written
 
 
 @dataclass(slots=True)
@@ -68,7 +67,7 @@ def save_checkpoint(
 ) -> None:
     """Add a checkpoint of a `snapshot` to the run, then remove all but the newest `keep`."""
     folder = output / "checkpoints" / f"step-{progress.step:08d}"
-    made = folder.with_name(UNFINISHED)
+    made = folder.with_name(".making")
     shutil.rmtree(made, ignore_errors=True)  # a killed process leaves it
     if folder.exists():  # stopped before it went on from here
         return

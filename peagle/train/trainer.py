@@ -17,7 +17,7 @@ from peagle.model.base_target import TargetOutput
 from peagle.model.drafter import Drafter
 from peagle.train import processes, state
 from peagle.train.batches import Batches
-from peagle.train.config import RESUME_FIXED, TrainConfig
+from peagle.train.config import OF_HEAD, OF_LAYERS, RESUME_FIXED, TrainConfig
 from peagle.train.optimizer import Average, make_optimizer, rate
 from peagle.train.passes import compile_layers, fast_products, recompute_layers, run_target
 from peagle.train.sampler import Sampler, TrainingSequence
@@ -54,6 +54,7 @@ class Trainer:
         self.config = config
         self.target = target
         self.drafter = drafter.train()
+        drafter.share_embedding(target.embedding)  # a head turned to float32 has a copy of it
         self.data = data
         self.measure = measure
         self.states = states
@@ -66,7 +67,8 @@ class Trainer:
         self.trainee = self._wrap(device)
         self.optimizer = make_optimizer(drafter, config)
         self.average = Average(drafter)
-        self.only_correction = not drafter.norm.weight.requires_grad
+        # Where only a correction is trained; as a setting of the run.
+        self.frozen = None if drafter.norm.weight.requires_grad else "frozen"
         self.earlier_data = drafter.config.provenance.data  # counts of runs before this one
         self.progress = state.Progress(settings=self._settings())
         self.total_steps = self._total_steps()
@@ -82,20 +84,20 @@ class Trainer:
         if config.recompute:
             recompute_layers(self.drafter)
         trainee = Trainee(self.drafter, self.target, config.decay)
-        if not config.shard:
-            return self.accelerator.prepare_model(trainee)
-        processes.shard(trainee, device)
-        return trainee
+        if config.shard:
+            return processes.shard(trainee, device)
+        return self.accelerator.prepare_model(trainee)
 
     def _settings(self) -> dict[str, object]:
         """Settings that a run is continued with."""
         head = self.drafter.config
         made_for = f"{head.provenance.config_hash} {head.provenance.weights_hash}"
         fixed = {"target": made_for, "feature_layers": list(head.feature_layers)}
-        fixed |= {name: getattr(head, name) for name in ("method", "depths", "norm_output")}
+        fixed |= {name: getattr(head, name) for name in OF_HEAD.split()}
+        fixed |= {name: getattr(head.transformer, name) for name in OF_LAYERS.split()}
         fixed |= {name: getattr(self.config, name) for name in RESUME_FIXED}
         data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
-        return fixed | data | {"correction": "frozen" if self.only_correction else None}
+        return fixed | data | {"correction": self.frozen, "init_from": bool(self.earlier_data)}
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
@@ -115,7 +117,7 @@ class Trainer:
                     result = self._forward_backward(work, chains)
                     self._update(result)
                     on_step(self._log(result, time.perf_counter() - started))
-                    if self.progress.step % self.config.save_every == 0:
+                    if not self.finished and self.progress.step % self.config.save_every == 0:
                         self._save()
                 self._save()
         finally:
@@ -151,9 +153,8 @@ class Trainer:
 
     def _forward_backward(self, work: list[TrainingSequence], chains: float) -> StepResult:
         """Accumulate the gradient of the loss, a mean over the step's chains."""
-        depths = self.sampler.depths
         loss = 0.0
-        hits = torch.zeros(2, depths, dtype=torch.int64, device=self.target.device)
+        hits = torch.zeros(2, self.sampler.depths, dtype=torch.int64, device=self.target.device)
         left = sum(len(item.segments) for item in work)
         for item in work:
             output = self._target_output(item)
@@ -167,7 +168,7 @@ class Trainer:
                 loss += float(result.loss.detach())
                 hits[:, : len(result.correct)] += torch.stack([result.correct, result.supervised])
         total = self._sum([loss, *hits.flatten().tolist()])
-        return StepResult(total[0], *total[1:].to(torch.int64).view(2, depths))
+        return StepResult(total[0], *total[1:].to(torch.int64).view_as(hits))
 
     def _target_output(self, item: TrainingSequence) -> TargetOutput:
         """The target's output for a sequence: computed, or captured before."""
@@ -220,7 +221,7 @@ class Trainer:
         stats = measure(self.averaged(self.target.dtype))
         found: dict[str, Any] = {"acceptance_length": round(stats.acceptance_length, 4)}
         found["accepted_per_position"] = [round(share, 4) for share in stats.accepted_per_position]
-        progress.acceptance = {"held out": {"k": len(stats.accepted_per_position), **found}}
+        progress.acceptance = {"held out": {"k": len(stats.accepted), **found}}
         progress.stale += 1
         if stats.acceptance_length > progress.best_acceptance:
             progress.best_acceptance = stats.acceptance_length
@@ -238,7 +239,7 @@ class Trainer:
     def save_head(self, name: str) -> None:
         """Write the averaged head, bf16, to a folder of `output`; all processes call it."""
         done = {"answer_tokens": self.progress.answer_tokens, "steps": self.progress.step}
-        if self.only_correction:
+        if self.frozen:
             done = {f"correction_{name}": count for name, count in done.items()}
         total = {name: count + self.earlier_data.get(name, 0) for name, count in done.items()}
         acceptance = self.progress.acceptance or self.drafter.config.provenance.acceptance
@@ -262,8 +263,8 @@ class Trainer:
             return self.config.steps
         if self.config.max_train_tokens is None:
             return self.batches.steps(self.config.epochs)
-        tokens = sum(sum(example.supervised) for example in self.data)
-        return max(1, round(self.config.max_train_tokens / tokens * self.batches.steps(1)))
+        share = self.config.max_train_tokens / self.batches.answer_tokens
+        return max(1, round(share * self.batches.steps(1)))
 
     def _ask_to_stop(self, *_: object) -> None:
         self._asked = True
@@ -277,9 +278,6 @@ def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -
         raise InputError(why, field="batch", value=config.batch)
     if config.shard and world == 1:
         raise InputError("needs several processes", field="shard", fix="start them by torchrun")
-    if drafter.config.depths is None:
-        fix = "name the number of draft tokens that the head is trained for"
-        raise InputError("is missing", field="depths", fix=fix)
     if config.recompute and not (method := method_of(drafter.config)).parallel:
         why = f"is not supported for {method.title}"
         raise InputError(why, field="recompute", fix="leave it out")

@@ -87,7 +87,6 @@ class Walk:
         """
         example = self.documents[number]
         device = self.target.device
-        length = len(example.ids)
         ids = torch.tensor(example.ids + [0] * k, device=device)  # drafts may pass the end
         one = torch.zeros_like(ids)
         sequence = PackedDocuments(ids, one.bool(), one)
@@ -96,7 +95,7 @@ class Walk:
         normed = run_drafter(drafter, sequence, features, elements)
         predicted = anchor + depth + 2
         method = method_of(drafter.config)
-        right = torch.zeros(k, length, dtype=torch.int64, device=device)
+        right = torch.zeros(k, len(example.ids), dtype=torch.int64, device=device)
         for part in torch.arange(len(anchor), device=device).split(LOGIT_ROWS):
             logits = method.logits(drafter, normed[part], ids[predicted[part] - 1])
             best = drafter.target_ids[logits.max(-1).indices]

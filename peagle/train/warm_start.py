@@ -2,7 +2,7 @@
 shapes allow.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -23,15 +23,13 @@ from peagle.train.processes import rebuilt
 from peagle.train.spec import HeadSpec, drafter_config
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "vaultgemma")  # they multiply by 1 + w
 RESERVED = ("reserved", "unused", "mask", "extra", "dummy")  # in the names of tokens for later use
 Captured = Callable[[], TargetOutput]  # returns what was captured of a document
 
 
 def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:
     """The `size` most frequent token ids of the answers, ascending (ties and gaps: lowest ids)."""
-    if not 1 <= size <= vocab_size:
-        why = f"must be 1 to {vocab_size}, the target's vocabulary"
-        raise InputError(why, field="draft_vocab", value=size)
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in answers:
         tokens = torch.tensor(ids, dtype=torch.int64)
@@ -151,11 +149,8 @@ def _scale_features(
     may start from weights made for features as they are."""
     assert drafter.fc_norm is not None
     layers = drafter.config.feature_layers
-    if captured is not None:
-        features = captured().features
-    else:
-        features = run_document(target, max(answers, key=len), layers).features
-    for norm, feature in zip(drafter.fc_norm, features.chunk(len(layers), -1), strict=True):
+    output = captured() if captured else run_document(target, max(answers, key=len), layers)
+    for norm, feature in zip(drafter.fc_norm, output.features.chunk(len(layers), -1), strict=True):
         sizes = feature.float().square().mean(-1).sqrt()
         nn.init.constant_(norm.get_parameter("weight"), float(sizes.median()))
 
@@ -177,11 +172,11 @@ def _copy_embedding(drafter: Drafter, target: Target, ids: Tensor) -> None:
 def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
     hidden = drafter.config.transformer.hidden_size
     table = target.embedding
-    if drafter.config.target_hidden_size == hidden:
-        drafter.fc.weight.zero_()
-        drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
+    drafter.fc.weight.zero_()
+    drafter.fc.weight[:, -hidden:] = torch.eye(hidden)
+    offset = float(target.config.model_type in OFFSET_NORMS)  # a head's norms multiply by w alone
     norm = getattr(target.decoder, "norm", None)  # GPT-2's has another name, and a bias
-    _copy(drafter.norm.weight, getattr(norm, "weight", None))
+    _copy(drafter.norm.weight, getattr(norm, "weight", None), offset)
     _copy(drafter.lm_head.weight, target.model.get_output_embeddings().weight[ids.to(table.device)])
     last = range(target.num_layers)[-len(drafter.layers) :]
     for mine, number in zip(drafter.layers, last, strict=False):
@@ -190,12 +185,22 @@ def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
             if name.startswith("self_attn.") and parameter.shape[1:] == (2 * hidden,):
                 parameter[:, :hidden] *= 0.1  # the embedding half starts small
                 _copy(parameter[:, hidden:], source.get(name))
-            elif name == "hidden_norm.weight":
-                _copy(parameter, source.get("input_layernorm.weight"))
+            elif name.endswith("norm.weight"):
+                _copy(parameter, source.get(_norm_of(name, source)), offset)
             else:
                 _copy(parameter, source.get(name))
 
 
-def _copy(into: Tensor, source: Tensor | None) -> None:
+def _norm_of(name: str, source: Mapping[str, Tensor]) -> str:
+    """The norm of a target's layer that does what the norm `name` of a head's layer does."""
+    if name == "hidden_norm.weight":
+        return "input_layernorm.weight"
+    named_by_mlp = any("feedforward_layernorm" in each for each in source)  # as Gemma's
+    if name == "post_attention_layernorm.weight" and named_by_mlp:  # that one ends attention
+        return "pre_feedforward_layernorm.weight"
+    return name
+
+
+def _copy(into: Tensor, source: Tensor | None, offset: float = 0.0) -> None:
     if source is not None and source.shape == into.shape:
-        into.copy_(source)
+        into.copy_(source).add_(offset)

@@ -132,11 +132,28 @@ def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, field: str
     refused("train", target, "--config", config, field=field)
 
 
-def test_train_init_from_the_other_method(
-    refused, training: Words, heads: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("head", "options", "field"),
+    [
+        ("eagle3", (), "method"),
+        ("eagle3", ("--correction", "frozen"), "method"),
+        ("p-eagle", ("--layers", 1), "layers"),
+        ("p-eagle", ("--feature-layers", "1,2,3"), "feature_layers"),
+        ("p-eagle", ("--feature-layers", "1,2,3", "--correction", "frozen"), "feature_layers"),
+    ],
+)
+def test_train_init_from_another_head(  # noqa: PLR0913, PLR0917 (fixtures)
+    refused,
+    training: Words,
+    heads: dict[str, Path],
+    tmp_path: Path,
+    head: str,
+    options: Words,
+    field: str,
 ) -> None:
-    start = ("--init-from", heads["eagle3"])
-    refused(*training, "--output", tmp_path, *start, field="method")
+    """Than the options describe."""
+    start = ("--init-from", heads[head], *options)
+    refused(*training, "--output", tmp_path, *start, field=field)
 
 
 @pytest.mark.parametrize(

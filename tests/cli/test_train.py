@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from json_files import read_json
+from json_files import change_json, read_json
 from runner import SMALL, Words, invoke, metrics, printed
 from tiny import METHODS
 
@@ -18,6 +19,7 @@ from peagle.cli import train
 from peagle.cli.main import load_command
 from peagle.cli.options import documented
 from peagle.data.documents import Documents
+from peagle.data.synth import SynthConfig
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
@@ -271,6 +273,32 @@ def test_a_correction_is_trained_measured_and_used(
     assert (again / "head" / "correction").is_dir()
 
 
+def test_a_correction_of_a_head_that_records_no_depths(
+    training: Words, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    """As published ones."""
+    public = shutil.copytree(heads["p-eagle"], tmp_path / "public")
+    native = read_json(public / "config.json")["peagle"]
+    change_json(public / "config.json", peagle=native | {"depths": None})
+    start = (*training, "--init-from", public, "--correction", "frozen", "--depths", 3)
+    invoke(*start, "--output", tmp_path / "out", "--steps", 1)
+    assert read_json(tmp_path / "out" / "head" / "config.json")["peagle"]["depths"] == 3
+
+
+def test_a_run_is_not_continued_without_the_head_that_it_began_with(
+    training: Words, heads: dict[str, Path], tmp_path: Path, refused
+) -> None:
+    """The options may describe it, and do where it was made by the same ones."""
+    command = (*training, "--output", tmp_path, *SMALL, "--feature-layers", "2,3,4")
+    start = ("--init-from", heads["p-eagle"])
+    invoke(*command, *start, "--steps", 1)
+    line = refused(*command, "--steps", 2, "--resume", field="init_from")
+    assert "--init-from False: was True when the run began" in line
+    invoke(*command, *start, "--steps", 2, "--resume")
+    data = read_json(tmp_path / "head" / "config.json")["peagle"]["provenance"]["data"]
+    assert data["steps"] == 62
+
+
 def test_a_new_head_is_trained_with_its_correction(training: Words, tmp_path: Path) -> None:
     start = (*training, "--layers", 1, "--depths", 3, "--steps", 4)
     invoke(*start, "--correction", "joint", "--output", tmp_path)
@@ -286,6 +314,27 @@ def test_correction_needs(training: Words, heads: dict[str, Path], tmp_path: Pat
     head = ("--init-from", heads["eagle3"], "--method", "eagle3")
     refused(*command, "frozen", *head, field="correction")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_with_the_data_that_it_wrote(
+    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More steps would ask for more records, of which others would be held out."""
+    lines = answers.read_text().splitlines(keepends=True)
+
+    def synthesize(llm: object, output: Path, wanted: SynthConfig, count: object) -> None:
+        output.parent.mkdir(exist_ok=True)
+        output.write_text("".join(lines[: wanted.count]))
+
+    monkeypatch.setattr(train, "synthesize", synthesize)
+    output = tmp_path / "own"
+    command = ("train", target, "--data", "synth", "--output", output, *SMALL, "--steps")
+    invoke(*command, 21)
+    before = (output / "data.jsonl").read_text()
+    assert len(before.splitlines()) == 21
+    invoke(*command, 22, "--resume")
+    assert (output / "data.jsonl").read_text() == before
+    assert [line["step"] for line in metrics(output)] == list(range(1, 23))
 
 
 def test_unusable_records(target: Path, answers: Path, tmp_path: Path, refused: Any) -> None:

@@ -28,6 +28,7 @@ from peagle.heads.format import read_config, read_tensors
 from peagle.heads.load import load_drafter
 from peagle.heads.save import save_drafter
 from peagle.methods.base import Dialect
+from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig, Embedding
 from peagle.model.drafter import Drafter
 
@@ -326,6 +327,20 @@ def test_others_heads_share_the_targets_table(method: str, target: Any, tmp_path
     assert torch.equal(loaded.embed(torch.arange(VOCAB)), target.embedding)
     rope = loaded.config.transformer.rope_parameters
     assert (rope["rope_theta"], rope["rope_type"], rope["factor"]) == (300.0, "linear", 2.0)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_head_of_another_width_than_its_target(dialect: Dialect, tmp_path: Path) -> None:
+    """It has a table of its own."""
+    narrow = tiny_target(hidden_size=20, head_dim=8)
+    head = make_head(head_config(target_hidden_size=20), target=narrow)
+    save_drafter(head, tmp_path / "head", dialect, dtype=None)
+    loaded = load_drafter(tmp_path / "head", narrow)
+    same_tensors(loaded.state_dict(), head.state_dict())
+    assert loaded.shared_embedding is None
+    ids, features = torch.tensor([3, 9]), torch.ones(2, 3 * 20)
+    out = loaded(ids, loaded.project(features), torch.arange(2), CausalAttend())
+    assert out.normed.shape == (2, HIDDEN) and out.normed.isfinite().all()
 
 
 def test_a_full_draft_vocabulary_needs_no_d2t(target: Any, tmp_path: Path) -> None:

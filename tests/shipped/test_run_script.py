@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,11 +38,17 @@ while not stop and seen < most:
 (folder / "checkpoints").mkdir(exist_ok=True)
 """
 # Of heads/: says what it was asked. An answer is its prompt, the last one not whole, since time was
-# over; whoever trains waits for them.
+# over; whoever trains waits for them. Where `fails` is there, nothing is answered, once both wait.
 PYTHON = """#!/bin/sh
+trap 'echo ended >>python_calls; exit' TERM
 echo "${1##*/} $*" >>python_calls
 case $1 in
   */generate.py)
+    [ ! -f ready ] || touch early
+    if [ -f ../fails ]; then
+      until [ $(grep -c ^by_clock python_calls) = 2 ]; do sleep 0.05; done
+      exit 1
+    fi
     if [ $3 = ask/sampled.jsonl ]; then echo '{"of": "sampled"}' >$4; else cp $3 $4; fi
     printf '{"prompt_ids": [1' >>$4 ;;
   */by_clock.py) while [ ! -f ready ]; do sleep 0.05; done ;;
@@ -146,6 +154,34 @@ def test_the_next_part_is_captured_when_the_last_was_seen_enough(folder: Path) -
     assert len(captures) == 1 and "more.jsonl" in captures[0], "what was seen before is left out"
 
 
+@pytest.mark.parametrize("off", [-60_000, 500_000])
+def test_the_last_part_ends_when_its_steps_are_done(folder: Path, off: int) -> None:
+    """They are counted by the mean tokens of a step, so it ends before the goal, or after it: never
+    cut short, which would leave the learning rate high, and never taken for a failure."""
+    for method in ("p-eagle", "eagle3"):
+        config = folder / "tree" / "heads" / f"smollm2-135m-{method}" / "config.json"
+        config.write_text(config.read_text().replace("59500000", "73900000"))
+    peagle = folder.parent / "bin" / "peagle"
+    peagle.write_text(PEAGLE.replace("while not stop", f"most += {off}\nwhile not stop"))
+    for _ in range(2):  # the second time there is nothing left to do
+        run(folder, "start")
+        wait(lambda: "stopped" in run(folder, "status").stdout)
+        assert seen(folder) == 74_000_000 + off
+        assert "heads/run.sh:" not in (folder / "log").read_text()
+
+
+def test_a_trainer_that_fails_is_told(folder: Path) -> None:
+    peagle = folder.parent / "bin" / "peagle"
+    peagle.write_text(PEAGLE.replace("stop = []", "sys.exit(1)"))
+    for tokens, until in (("59500000", 60), ("73900000", 74)):
+        for method in ("p-eagle", "eagle3"):
+            config = folder / "tree" / "heads" / f"smollm2-135m-{method}" / "config.json"
+            config.write_text(config.read_text().replace("59500000", tokens))
+        run(folder, "start")
+        wait(lambda: "stopped" in run(folder, "status").stdout)
+        assert f"stopped before {until}000000 tokens" in (folder / "log").read_text()
+
+
 def test_a_branch_is_a_copy_whose_rate_falls(folder: Path) -> None:
     run(folder, "start")
     wait(lambda: seen(folder) > 59_500_000)
@@ -194,8 +230,12 @@ def test_bad_calls(tmp_path: Path) -> None:
     assert "not running" in run(tmp_path / "new", "pause").stderr
 
 
-def test_a_gpu_trains_in_the_seconds_it_is_given(tmp_path: Path) -> None:
-    """New text and both heads at once; the heads take it when all is there."""
+Gpu = Callable[[], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Gpu:
+    """Runs heads/gpu.sh for 80 seconds, in the folder `run`, which has seven prompts to answer."""
     heads = tmp_path / "heads"
     (tmp_path / "bin").mkdir()
     heads.mkdir()
@@ -207,18 +247,54 @@ def test_a_gpu_trains_in_the_seconds_it_is_given(tmp_path: Path) -> None:
         stand_in.chmod(0o755)
     ask = tmp_path / "run" / "ask"
     ask.mkdir(parents=True)
+    (ask / "greedy.jsonl").write_text("".join(f'{{"prompt_ids": [{n}]}}\n' for n in range(7)))
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
 
-    def gpu() -> subprocess.CompletedProcess[str]:
+    def run_it() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [heads / "gpu.sh", "run", tmp_path / "run", "80"],
             env=os.environ | {"PATH": path, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mps")},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
 
+    return run_it
+
+
+def test_a_gpu_needs_prompts(tmp_path: Path, gpu: Gpu) -> None:
+    (tmp_path / "run" / "ask" / "greedy.jsonl").unlink()
     refused = gpu()
     assert refused.returncode == 2 and "ask/greedy.jsonl: no such file" in refused.stderr
-    (ask / "greedy.jsonl").write_text("".join(f'{{"prompt_ids": [{n}]}}\n' for n in range(7)))
+
+
+def test_a_gpu_that_answers_nothing(tmp_path: Path, gpu: Gpu) -> None:
+    """Those that wait for answers end, too."""
+    (tmp_path / "fails").touch()
+    failed = gpu()
+    assert failed.returncode == 1 and "no answers were made" in failed.stderr
+    calls = (tmp_path / "run" / "python_calls").read_text().splitlines()
+    assert calls.count("ended") == 2 and not any("pack.py" in call for call in calls)
+
+
+def test_a_gpu_runs_again_in_one_folder(tmp_path: Path, gpu: Gpu) -> None:
+    for _ in range(2):
+        done = gpu()
+        assert done.returncode == 0, done.stderr
+        assert not (tmp_path / "run" / "early").exists(), "answers are taken before they are made"
+
+
+def test_whoever_waits_for_answers_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "heads")
+    wait_for_answers = import_module("by_clock").Clocked._take_new
+    for until, asked in ((0.0, False), (float("inf"), True)):  # time is over; by a signal
+        trainer = SimpleNamespace(ready=tmp_path / "ready", until=until, _asked=asked)
+        with pytest.raises(SystemExit, match="no new answers"):
+            wait_for_answers(trainer)
+
+
+def test_a_gpu_trains_in_the_seconds_it_is_given(tmp_path: Path, gpu: Gpu) -> None:
+    """New text and both heads at once; the heads take it when all is there."""
     done = gpu()
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mps").is_dir()

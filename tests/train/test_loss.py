@@ -44,6 +44,18 @@ def test_half_precision_is_compared_in_float32() -> None:
     torch.testing.assert_close(mine, compare(draft.float(), target.float())[0])
 
 
+def test_a_chunk_without_rows_off_the_cpu() -> None:
+    """As of a pass that trains nothing."""
+    normed, weight = (torch.ones(n, 8, device="meta", requires_grad=True) for n in (20, 30))
+    none = torch.empty(0, dtype=torch.int64, device="meta")
+    chunk = LossChunk(none, none, torch.empty(0, 30, device="meta"), none.float())
+    score = lambda part, _: [part @ weight.T]  # noqa: E731
+    total, best = ChunkedDivergence.apply(score, [chunk], normed, weight)
+    found = torch.autograd.grad(total, (normed, weight))
+    assert (total.shape, best.shape) == ((), (0,))
+    assert [gradient.shape for gradient in found] == [(20, 8), (30, 8)]
+
+
 @pytest.mark.parametrize(("chunk", "block"), [(1, 64), (5, 2), (100, 64), (100, 3)])
 @pytest.mark.parametrize("scales", [(0.7,), (0.7, 1.3)])
 def test_chunks_equal_the_whole(

@@ -2,9 +2,31 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 from processes import assert_near, metrics, run, start, state, torchrun
+
+from peagle.train.processes import make_accelerator
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("cuda:1", "set_device"), ("cuda", "Accelerator"), ("cpu", "Accelerator")]
+)
+def test_the_gpu_that_is_named_becomes_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, first: str
+) -> None:
+    """A single process of accelerate takes that, whatever its number."""
+    called = Mock()
+    monkeypatch.setattr("torch.cuda.set_device", called.set_device)
+    monkeypatch.setattr("peagle.train.processes.Accelerator", called.Accelerator)
+    device = torch.device(name)
+    make_accelerator(device, tmp_path, None)
+    assert called.mock_calls[0][0] == first
+    assert called.Accelerator.call_args.kwargs["cpu"] == (name == "cpu")
+    if first == "set_device":
+        called.set_device.assert_called_once_with(device)
 
 
 @pytest.mark.slow

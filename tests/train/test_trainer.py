@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 from json_files import read_lines
 from refusals import refused
-from tiny import METHODS, make_target
+from tiny import METHODS, make_drafter, make_target, make_tokenizer
 from torch import Tensor
 
 from peagle.data.example import Example
@@ -198,6 +199,11 @@ def test_a_run_is_not_continued_with_other_settings_or_data(
 
 
 OTHER_HEADS = {"feature_layers": (0, 1, 2), "depths": 3, "norm_output": False}
+OTHER_CONFIGS = {"norm_before_residual": True, "logit_scale": 0.5, "mask_token_id": 4}
+OTHER_LAYERS = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "sliding_window": 1280,
+    "num_attention_heads": 8, "rms_norm_eps": 1e-3, "hidden_act": "relu",
+}  # fmt: skip
 
 
 def test_a_run_is_not_continued_for_another_target_or_head(tmp_path: Path, make: Make) -> None:
@@ -207,6 +213,16 @@ def test_a_run_is_not_continued_for_another_target_or_head(tmp_path: Path, make:
     for name, value in OTHER_HEADS.items():
         with refused(name):
             resume(make("eagle3", head={name: value}))
+    for name, value in (OTHER_CONFIGS | OTHER_LAYERS).items():
+        other = make("eagle3")
+        config = other.drafter.config
+        changes: dict[str, Any] = {name: value}
+        if name in OTHER_LAYERS:
+            changes = {"transformer": replace(config.transformer, **changes)}
+        other.drafter.config = replace(config, **changes)
+        other.progress.settings = other._settings()
+        with refused(name):
+            resume(other)
     with refused("method"):
         resume(make("p-eagle"))
     with refused("target"):
@@ -217,7 +233,8 @@ def test_a_run_is_not_continued_for_another_target_or_head(tmp_path: Path, make:
 def test_a_checkpoint_that_does_not_name_its_target_and_head_resumes(make: Make) -> None:
     """As checkpoints did before."""
     first = make("eagle3")
-    for name in ("target", "method", *OTHER_HEADS):
+    named = ("target", "method", "init_from", *OTHER_HEADS, *OTHER_CONFIGS, *OTHER_LAYERS)
+    for name in named:
         del first.progress.settings[name]
     first.run(stop_at(2))
     second = resumed(make("eagle3"))
@@ -225,9 +242,15 @@ def test_a_checkpoint_that_does_not_name_its_target_and_head_resumes(make: Make)
 
 
 def test_documents_may_be_added(make: Make, data: list[Example]) -> None:
-    """After those that are there; from then on they belong to the run."""
+    """After those that are there; from then on they belong to the run. The draft vocabulary stays
+    that of the first ones."""
     make(documents=data[:3]).run(stop_at(2))
-    resumed(make()).run(stop_at(4))
+    second = make()
+    of_all = second.drafter.target_ids
+    resume(second)
+    assert not torch.equal(second.drafter.target_ids, of_all)
+    assert torch.equal(second.sampler.vocabulary, second.drafter.target_ids)
+    second.run(stop_at(4))
     with refused("data"):
         resume(make(documents=data[:3]))
 
@@ -337,6 +360,39 @@ def test_the_best_head_by_acceptance_is_kept(tmp_path: Path, make: Make, target:
     measured = best.acceptance["held out"]
     assert measured["acceptance_length"] == top["acceptance_length"]
     assert len(measured["accepted_per_position"]) == measured["k"] == SIZES["depths"]
+
+
+def test_measured_answers_without_a_round(tmp_path: Path, make: Make, target: Target) -> None:
+    trainer = make(steps=1)
+    short = Example([5, 6, 7], [False, False, True])
+    trainer.measure = partial(acceptance, Walk(target, [short]))
+    trainer.run()
+    [line] = metrics_of(tmp_path)
+    assert (line["acceptance_length"], line["accepted_per_position"]) == (1.0, [])
+    recorded = load_drafter(tmp_path / "head", target).config.provenance.acceptance
+    assert recorded["held out"]["k"] == SIZES["depths"]
+
+
+@pytest.mark.parametrize(("steps", "wanted"), [(4, [2, 4]), (5, [2, 4, 5])])
+def test_the_last_step_is_saved_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, steps: int, wanted: list[int]
+) -> None:
+    trainer, saved = make(steps=steps, save_every=2), list[int]()
+    monkeypatch.setattr(trainer, "save_head", lambda name: saved.append(trainer.progress.step))
+    trainer.run()
+    assert saved == wanted
+
+
+def test_a_head_in_float32_shares_the_targets_table(tmp_path: Path, data: list[Example]) -> None:
+    """Not a copy of it, as one that was loaded for a bf16 target and converted has."""
+    half = Target(make_target().model.to(torch.bfloat16), make_tokenizer(), "tiny-bf16")
+    drafter = make_drafter(half, "p-eagle").float()
+    drafter.config = replace(drafter.config, depths=4)
+    trainer = Trainer(TrainConfig(tmp_path, steps=1), half, drafter, data)
+    trainer.run()
+    for head in (trainer.drafter, trainer.averaged(torch.bfloat16)):
+        assert head.shared_embedding is not None
+        assert head.shared_embedding.data_ptr() == half.embedding.data_ptr()
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_measured_acceptance(

@@ -32,12 +32,6 @@ def test_gaps_and_ties_are_filled_with_the_lowest_ids() -> None:
     assert frequent_tokens([[1]], 4, 4).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("size", [0, 11])
-def test_size_of_the_draft_vocabulary(size: int) -> None:
-    with refused("draft_vocab"):
-        frequent_tokens([[1]], 10, size)
-
-
 def test_offsets_lead_back_to_the_target_ids() -> None:
     ids = torch.tensor([0, 4, 5, 9])
     assert draft_offsets(ids).tolist() == [0, 3, 3, 6]

@@ -161,6 +161,14 @@ def test_acceptance_is_of_chains_as_long_as_the_head_was_trained_for(
     assert len(found.accepted) == 7
 
 
+def test_answers_too_short_for_a_round(target: Target) -> None:
+    """Their only token is the target's own."""
+    walk = Walk(target, [Example([5, 6, 7], [False, False, True])] * 2)
+    found = acceptance(walk, make_drafter(target, "p-eagle"))
+    assert (found.acceptance_length, found.accepted_per_position) == (1.0, [])
+    assert (found.rounds, len(found.accepted)) == (0, 7)
+
+
 def test_held_out_documents_are_spread_and_not_trained_on() -> None:
     data = [Example([i, 1, 2], [False, True, True]) for i in [*range(40), 5]]
     train, measured = hold_out(data)

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, MIXED, PLAIN, SIZES, SPECIAL, build
 from refusals import refused
-from tiny import METHODS
+from tiny import METHODS, make_tokenizer
+from transformers import Gemma3TextConfig, GemmaConfig, Olmo2Config, VaultGemmaConfig
 
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
@@ -14,6 +16,13 @@ from peagle.train.spec import HeadSpec
 from peagle.train.warm_start import new_drafter
 
 ANSWERS = [[90] * 9, [50] * 7 + [100] * 8, [20] * 3]
+GEMMA = {**SIZES, **SPECIAL, "head_dim": 8}
+MORE = {  # families besides those of families.py
+    "gemma": lambda: GemmaConfig(**GEMMA),
+    "gemma3": lambda: Gemma3TextConfig(**GEMMA, layer_types=list(MIXED)),
+    "vaultgemma": lambda: VaultGemmaConfig(**GEMMA, layer_types=list(MIXED)),
+    "olmo2": lambda: Olmo2Config(**PLAIN),
+}
 
 
 def make(target: Target, method: str, **changes: object) -> Drafter:
@@ -69,6 +78,27 @@ def test_copied_layers(target: Target) -> None:
     assert torch.equal(first.self_attn.o_proj.weight, source.self_attn.o_proj.weight)
     assert torch.equal(first.mlp.up_proj.weight, source.mlp.up_proj.weight)
     assert torch.equal(first.hidden_norm.weight, source.input_layernorm.weight)
+
+
+@pytest.mark.parametrize("family", [*(name for name in FAMILIES if name != "gpt2"), *MORE])
+def test_norms_compute_what_the_targets_do(family: str) -> None:
+    """Those of Gemma to Gemma 3 multiply by 1 + w. From Gemma 2 on, `post_attention_layernorm` is
+    not the one before the feed-forward; OLMo 2 has none there."""
+    target = Target(build((FAMILIES | MORE)[family]()), make_tokenizer(), family)
+    spec = HeadSpec(layers=2, depths=4, draft_vocab=16, feature_layers=(1, 2, 3))
+    drafter = new_drafter(target, [[5, 6, 7] * 9], spec)
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drafter.norm(x), target.decoder.norm(x))
+    plain = torch.nn.RMSNorm(32, eps=target.config.rms_norm_eps)
+    for mine, theirs in zip(drafter.layers, target.layers[-2:], strict=True):
+        before = getattr(theirs, "input_layernorm", plain)
+        before_mlp = getattr(theirs, "post_attention_layernorm", plain)
+        if hasattr(theirs, "pre_feedforward_layernorm") or family == "olmo2":
+            before_mlp = getattr(theirs, "pre_feedforward_layernorm", plain)
+        torch.testing.assert_close(mine.post_attention_layernorm(x), before_mlp(x))
+        torch.testing.assert_close(mine.input_layernorm(x), before(x))
+    first = getattr(target.layers[-2], "input_layernorm", plain)
+    torch.testing.assert_close(drafter.layers[0].hidden_norm(x), first(x))
 
 
 def test_more_layers_than_the_target_has(target: Target) -> None:
