@@ -197,7 +197,8 @@ def to_message(
         return plain
     try:
         parsed = tokenizer.parse_response(list(answer), template, prefix=prompt)
-    except (ValueError, KeyError):
+        json.dumps(parsed, allow_nan=False)  # Python reads NaN, which is no JSON
+    except (ValueError, KeyError, RecursionError):
         return plain
     parts = {name: value for name, value in parsed.items() if value}
     return {**plain, "content": "", **parts}

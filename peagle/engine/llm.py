@@ -135,16 +135,16 @@ class LLM(Setup):
         return InputError(why, field=field, fix="shorten it")
 
     def make_requests(
-        self, ids: list[int], params: SamplingParams, first: int = 0
+        self, ids: list[int], params: SamplingParams, first: int = 0, number: int = 0
     ) -> list[Request]:
         """Requests for the n answers to one prompt, numbered from `first`, ready for `Engine.add`.
 
-        Any thread may call it: compiling a grammar may take seconds. Raises InputError when a
-        request can never run.
+        Any thread may call it: compiling a grammar may take seconds. Raises InputError of
+        `prompt[number]` when a request can never run.
         """
         room = self.target.max_context - len(ids)
         params = replace(params, max_tokens=min(params.max_tokens, room))
-        self.engine.scheduler.check(len(ids) + params.max_tokens, first)
+        self.engine.scheduler.check(len(ids) + params.max_tokens, number)
         return [self._request(first + i, ids, copy) for i, copy in enumerate(params.copies())]
 
     def _request(self, index: int, ids: list[int], params: SamplingParams) -> Request:
@@ -186,6 +186,6 @@ class LLM(Setup):
             raise InputError(why, field="params", fix="give one for all, or one for each")
         prompts_ids = [self.prompt_ids(prompt, number) for number, prompt in enumerate(prompts)]
         requests = list[Request]()
-        for ids, each in zip(prompts_ids, params, strict=True):
-            requests += self.make_requests(ids, each, len(requests))
+        for number, (ids, each) in enumerate(zip(prompts_ids, params, strict=True)):
+            requests += self.make_requests(ids, each, len(requests), number)
         return Run(self.engine, requests)

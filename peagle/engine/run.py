@@ -89,7 +89,7 @@ class Run:
                         yield request.index, Completion.of(request)
         for request in self.requests:
             if request.failure is not None:
-                raise RequestFailure(f"prompt {request.index}: {request.failure}")
+                raise RequestFailure(f"answer {request.index}: {request.failure}")
 
     def completions(self) -> list[Completion]:
         """Answers in the order of the prompts, once iteration has ended."""

@@ -1,7 +1,8 @@
 """Responses of a call from its job, whole or streamed as server-sent events.
 
-A builder makes the choices of one request: `opening` begins a streamed one, `part` adds the text of
-a round, `whole` is that of a request that has ended. Until then only its constants are read.
+A builder makes the choices of one request: `part` has the text of a round, `whole` is that of a
+request that has ended. Until then only its constants are read. Nothing is sent before the engine's
+first output: clients take the time to the first token from it.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from fastapi import Request as HttpRequest
@@ -50,9 +51,6 @@ class TextBuilder(_Builder):
     response = chunk = responses.Completion
     prefix = "cmpl"  # of ids
 
-    def opening(self) -> None:
-        """Nothing."""
-
     def part(self, text: str, logprobs: Logprobs, ended: bool) -> responses.TextChoice:
         """A streamed choice; its text may be empty at the end."""
         reason: Any = self.request.finish_reason if ended else None
@@ -79,19 +77,15 @@ class ChatBuilder(_Builder):
         super().__init__(tokenizer, request)
         prompt = request.tokens[: request.prompt_length]
         self._parser = AnswerParser(tokenizer, prompt, max_calls)
-
-    def opening(self) -> responses.ChatPart:
-        """The role."""
-        delta = responses.Delta(role="assistant", content="")
-        return responses.ChatPart(index=self.request.index, delta=delta)
+        self._role: Literal["assistant"] | None = "assistant"  # of the next part
 
     def part(self, text: str, logprobs: Logprobs, ended: bool) -> responses.ChatPart:
-        """A streamed choice; tool calls come whole, at the end."""
+        """A streamed choice; the first one has the role, tool calls come whole, at the end."""
         delta = self._parser.push(text, self.request.output if ended else None)
-        for i, call in enumerate(delta.tool_calls):
-            call.index = i
+        delta.role = self._role
+        self._role = None
         reason: Any = self.request.finish_reason if ended else None
-        if delta.tool_calls:
+        if delta.tool_calls and reason == "stop":  # an answer that was cut may lack calls
             reason = "tool_calls"
         shown = of_chat(self.tokens(text, logprobs, ended))
         return responses.ChatPart(
@@ -99,11 +93,9 @@ class ChatBuilder(_Builder):
         )
 
     def whole(self) -> responses.ChatChoice:
-        """The only part, as a message; its tool calls have no index."""
+        """The only part, as a message."""
         part = self.part(self.request.text.text, self.request.logprobs, ended=True)
-        calls = part.delta.tool_calls
-        for call in calls:
-            call.index = None
+        calls: list[responses.ToolCall] = [*part.delta.tool_calls]
         content = part.delta.content or ""
         shown = content.strip() or None if calls else content
         message = responses.Message(content=shown, reasoning=part.delta.reasoning, tool_calls=calls)
@@ -150,9 +142,6 @@ async def _parts(
 
     spelling = Spelling(first.tokenizer) if options.peagle_drafts else None
     async with aclosing(updates):
-        for builder in builders:
-            if opening := builder.opening():
-                yield made([opening])
         async for update in updates:
             text = "".join(chunk.text for chunk in update.chunks)
             logprobs = [one.logprob for one in update.chunks if one.logprob is not None]

@@ -79,10 +79,8 @@ class Api:
         """Answer conversations."""
         tools = body.offered()
         body.constrain_calls(self.llm.tokenizer)
-        max_calls: int | None = 0
-        if tools:
-            max_calls = None if body.parallel_tool_calls else 1
-
+        several = None if body.parallel_tool_calls else 1
+        max_calls = several if tools else 0
         args = body.template_args(str(self.llm.tokenizer.chat_template))
 
         def token_ids() -> list[list[int]]:
@@ -104,9 +102,9 @@ class Api:
 
         def make() -> list[EngineRequest]:
             made = list[EngineRequest]()
-            for ids in token_ids():
+            for number, ids in enumerate(token_ids()):
                 params = body.params(room=self.context - len(ids))
-                made += self.llm.make_requests(ids, params, len(made))
+                made += self.llm.make_requests(ids, params, len(made), number)
             return made
 
         job = Job(count * body.n, body.n, body.stream and body.stream_options.peagle_drafts)

@@ -29,6 +29,7 @@ from peagle.engine.request import Request
 from peagle.errors import InputError
 from peagle.methods.base import Method
 from peagle.methods.registry import METHODS
+from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.server.answers import drafts, stream
 from peagle.server.conversations import conversation_ids
@@ -80,14 +81,10 @@ class Console:
         app.post("/peagle/race", **hidden)(self.race)
 
     def about(self) -> dict[str, Any]:
-        """The drafting of the served model, its context in tokens, and the lanes of a race."""
+        """The drafting of the served model, and the lanes of a race."""
         drafting = self._llm.drafting
-        return {
-            "method": drafting.method,
-            "drafts": str(drafting),
-            "context": self._llm.target.max_context,
-            "lanes": [lane.shown() for lane in self.lanes()],
-        }
+        lanes = [lane.shown() for lane in self.lanes()]
+        return {"method": drafting.method, "drafts": str(drafting), "lanes": lanes}
 
     def catalog(self) -> list[dict[str, Any]]:
         """All entries, each with the command that deploys it."""
@@ -106,17 +103,18 @@ class Console:
         return stream(self._events(self.steps(ids, body.max_tokens)))
 
     async def _events(self, steps: Generator[Event]) -> AsyncGenerator[Event]:
-        """Run a race, unless the server cancels what runs. Raises ApiError where it fails, and for
-        a second race at the same time."""
+        """Run a race, until the server is told to end. Raises ApiError where it fails, and for a
+        second race at the same time."""
         if self._racing:
             raise ApiError(429, "a race is on: try again")
         self._racing = True
         try:
-            while not self._worker.cancelled:
+            while not (self._worker.cancelled or self._worker.draining):
                 event = await self._worker.call(partial(next, steps, None))
                 if event is None:
                     break
-                yield event
+                if event:
+                    yield event
         except InputError as wrong:
             raise ApiError(400, str(wrong), param=wrong.field) from wrong
         except Exception as error:
@@ -161,13 +159,15 @@ class Console:
         return (known.folder, None) if known.folder.is_dir() else (None, how_to_get(known))
 
     def steps(self, ids: list[int], max_tokens: int) -> Generator[Event]:
-        """Decode greedily, one round per step. Raises InputError for a prompt that is too long, and
-        for a head that does not fit."""
+        """Decode greedily, one round per step; those that warm up have no event. Raises InputError
+        for a prompt that is too long, and for a head that does not fit."""
         if len(ids) > MAX_PROMPT:
             why = f"{len(ids)} tokens, a race takes {MAX_PROMPT}"
             raise InputError(why, field="messages", fix="shorten them")
         room = len(ids) + max_tokens + MAX_NODES + 2 * BLOCK
-        alone = LLM(self._llm.target, max_batch=1, kv_tokens=room, deterministic=True)
+        alone = self._llm.use(None, lookup=False, max_batch=1, kv_tokens=room)
+        if not isinstance(alone.target, DescribedTarget):  # native code is always deterministic
+            alone = LLM(alone.target, max_batch=1, kv_tokens=room, deterministic=True)
         lanes = self.lanes()
         yield {"lanes": [lane.shown() for lane in lanes]}
         params = SamplingParams(max_tokens=max_tokens)
@@ -176,11 +176,10 @@ class Console:
             if lane.missing is not None:
                 continue
             head = self._load(lane.head) if isinstance(lane.head, Path) else lane.head
-            warm_up = alone.use(head, **lane.drafting.options)  # kernels for these numbers of rows
-            warm_up.generate([ids], SamplingParams(max_tokens=4))
-            # Another engine: its cache is empty.
-            llm = alone.use(head, **lane.drafting.options)
-            request = yield from _run(llm, ids, params, number)
+            make = partial(alone.use, head, **lane.drafting.options)  # with an empty cache
+            for _ in make().stream([ids[:64]], SamplingParams(max_tokens=4)):  # kernels warm up
+                yield {}
+            request = yield from _run(make(), ids, params, number)
             answers.append(request.output)
         same = len(commonprefix(answers))
         yield {"same_tokens": same, "identical": all(len(each) == same for each in answers)}

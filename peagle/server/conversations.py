@@ -23,7 +23,7 @@ from peagle.engine.llm import LLM
 from peagle.errors import InputError
 from peagle.model.template import check_template, check_template_args
 from peagle.model.thoughts import THINKING, answer_template, find_thoughts
-from peagle.server.responses import Delta, Function, ToolCall
+from peagle.server.responses import Delta, Function, StreamedCall
 
 OPEN = "<tool_call>"  # Hermes and Qwen write calls between these
 CLOSE = "</tool_call>"
@@ -224,11 +224,10 @@ class AnswerParser:
         """Add text; returns what is certain now. `output` are the tokens of an answer that has
         ended."""
         thoughts, text = self._thoughts.push(text, output)
-        if self._plain:
-            return Delta(content=text or None, reasoning=thoughts)
-        self._held += text
-        text = self._before_calls()
-        if output is None:
+        if not self._plain:
+            self._held += text
+            text = self._before_calls()
+        if self._plain or output is None:
             return Delta(content=text or None, reasoning=thoughts)
         delta = self._finish(output[self._thoughts.length :])
         delta.content = text + (delta.content or "") or None
@@ -251,14 +250,14 @@ class AnswerParser:
         if self._by_template:
             message = to_message(self._tokenizer, self._prompt, answer, self._held)
             named = message.get("tool_calls") or []
-            found = [_tool_call(call.get("function", call)) for call in named]
+            found = [_tool_call(i, call.get("function", call)) for i, call in enumerate(named)]
             calls = [call for call in found if call is not None]
             if len(calls) < len(found):
                 return Delta(content=self._held)
             reasoning = message.get("thinking") or message.get("reasoning_content") or ""
             return Delta(content=message["content"], reasoning=reasoning, tool_calls=calls)
         text = self._with_marks(answer) if self._hidden else self._held
-        found = [_tool_call(_from_json(body)) for body in CALL.findall(text)]
+        found = [_tool_call(i, _from_json(body)) for i, body in enumerate(CALL.findall(text))]
         if found[-1:] == [None] and text.rfind(OPEN) > text.rfind(CLOSE):
             found.pop()  # the answer was cut in the midst of a call: those before it are whole
         calls = [call for call in found if call is not None]
@@ -280,9 +279,9 @@ def _from_json(text: str) -> Any:
         return None
 
 
-def _tool_call(function: Any) -> ToolCall | None:
+def _tool_call(index: int, function: Any) -> StreamedCall | None:
     """A call with a new id of a form that every template takes; None for anything but a function's
-    name and arguments."""
+    name and arguments that are JSON."""
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         return None
     arguments = function.get("arguments") or {}
@@ -290,9 +289,12 @@ def _tool_call(function: Any) -> ToolCall | None:
         arguments = _from_json(arguments.strip() or "{}")
     if not isinstance(arguments, dict):
         return None
-    written = json.dumps(arguments, ensure_ascii=False)
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):  # Python reads NaN, which is no JSON
+        return None
     made = Function(name=_characters(function["name"]), arguments=_characters(written))
-    return ToolCall(id=uuid4().hex[: len(CALL_ID)], function=made)
+    return StreamedCall(index=index, id=uuid4().hex[: len(CALL_ID)], function=made)
 
 
 def _characters(text: str) -> str:

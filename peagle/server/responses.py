@@ -142,10 +142,13 @@ class Function(Answer):
 
 
 class ToolCall(Answer):
-    index: Annotated[int | None, Field(exclude_if=lambda index: index is None)] = None
     id: str
     type: Literal["function"] = "function"
     function: Function
+
+
+class StreamedCall(ToolCall):
+    index: int
 
 
 class Message(Answer):
@@ -159,7 +162,7 @@ class Delta(Answer):
     role: Annotated[Literal["assistant"] | None, LeftOut] = None
     content: Annotated[str | None, Field(exclude_if=lambda text: text is None)] = None
     reasoning: Annotated[str, LeftOut] = ""
-    tool_calls: Annotated[list[ToolCall], LeftOut] = []
+    tool_calls: Annotated[list[StreamedCall], LeftOut] = []
 
 
 class ChatChoice(Choice):
@@ -280,7 +283,7 @@ def _invalid_body(error: RequestValidationError | ValidationError) -> ApiError:
     if not path:
         return ApiError(400, "the body must be a JSON object, with content-type application/json")
     if first["type"] == "missing":
-        return ApiError(400, f"{path[0]}: is missing; give it", param=path[0])
+        return ApiError(400, f"{'.'.join(path)}: is missing; give it", param=path[0])
     value = shortened(repr(first["input"]))
     why = first["msg"][0].lower() + first["msg"][1:]
     return ApiError(400, f"{'.'.join(path)} {value}: {why}", param=path[0])

@@ -24,7 +24,7 @@ from peagle.server.responses import ApiError
 NEAR = 0.8  # difflib's ratio: "temprature" is near "temperature", "metadata" is near nothing
 MAX_NEAR = 32  # unknown names that are compared with the known ones, and letters of such a name
 # Fields of other servers, although near to a known one.
-IGNORED = {"add_special_tokens", "models", "parse_tool_calls", "reasoning_format"}
+IGNORED = {"models", "parse_tool_calls", "reasoning_format"}
 # Fields of Generation that SamplingParams has under the same name and in the same form.
 SAME = {"temperature", "top_p", "min_p", "seed", "ignore_eos", "n"}
 SAME |= {"presence_penalty", "frequency_penalty", "repetition_penalty"}
@@ -214,6 +214,8 @@ class Generation(Body):
     def params(self, room: int) -> SamplingParams:
         """The engine's parameters, with room for `room` tokens after the prompt. Raises InputError
         for values that are out of range or exclude each other."""
+        if self.stream_options.peagle_drafts and not self.stream:
+            raise InputError("peagle_drafts needs `stream`", field="stream_options", fix="set it")
         longest = getattr(self, self.length_field)
         if self.length_field in self.model_fields_set and longest and longest > room > 0:
             why = f"the context has room for {room} tokens after the prompt"
@@ -273,6 +275,7 @@ class ChatBody(Generation):
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None  # as GPT-OSS's template has it; "none": no thoughts
+    add_special_tokens: Literal[False] = False  # the template writes them
 
     def template_args(self, template: str) -> dict[str, Any]:
         """Further arguments of a chat template. Clients send an effort to any target: a template
@@ -284,12 +287,13 @@ class ChatBody(Generation):
 
     @property
     def top(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise InputError("needs `logprobs`", field="top_logprobs", fix="set it to true")
         return self.top_logprobs if self.logprobs else None
 
     @property
     def length_field(self) -> str:
-        newer = self.max_completion_tokens is not None
-        return "max_completion_tokens" if newer else super().length_field
+        return "max_completion_tokens" if self.max_completion_tokens else super().length_field
 
     @property
     def form_field(self) -> str:

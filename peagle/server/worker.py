@@ -132,7 +132,9 @@ class Worker:
         self.post(self._admit, job)
 
     async def tokenise(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which makes token ids of texts, in one of a few threads."""
+        """The result of `work`, which makes token ids of texts, in one of a few threads. Raises
+        ApiError where no request would be taken."""
+        self._check_room(1, "messages")
         return await to_thread.run_sync(work, limiter=self._tokenisers)
 
     async def call(self, work: Callable[[], T]) -> T:

@@ -68,8 +68,9 @@ def test_calls(answer: str) -> None:
     assert call["function"] == {"name": "look", "arguments": {"at": "mat"}}
 
 
-def test_an_answer_that_breaks_the_format_stays_text() -> None:
-    broken = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>{a<|call|>"
+@pytest.mark.parametrize("arguments", ["{a", '{"at": NaN}', pytest.param("[" * 99_999, id="deep")])
+def test_an_answer_that_breaks_the_format_stays_text(arguments: str) -> None:
+    broken = CALL.replace('{"at": "mat"}', arguments)
     assert message(broken) == {"role": "assistant", "content": "as it is"}
 
 

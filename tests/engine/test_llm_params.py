@@ -134,7 +134,7 @@ def test_a_broken_target_is_noticed() -> None:
     with torch.no_grad():
         target.model.lm_head.weight[3] = float("nan")
     for params in (SamplingParams(), SamplingParams(temperature=1), SPECIAL[0]):
-        with pytest.raises(RequestFailure, match="prompt 0: .*NaN"):
+        with pytest.raises(RequestFailure, match="answer 0: .*NaN"):
             LLM(target).generate(PROMPTS[:1], params)
 
 
@@ -163,6 +163,15 @@ def test_an_error_of_one_request_ends_it_alone(
     assert failed.failure == "Invalid prefix encountered"
     for one, other in zip(found, wanted, strict=True):
         assert one is failed or one.text == other.text
+
+
+def test_a_prompt_that_no_cache_holds(target: Target) -> None:
+    """The error has its number among the prompts, which may get several answers each."""
+    several = SamplingParams(temperature=1, max_tokens=20, n=3)
+    llm = LLM(target, lookup=False, kv_tokens=48)
+    for params in (several, [several, replace(several, n=1)]):
+        with refused("prompt[1]"):
+            llm.generate([[5], [5] * 40], params)
 
 
 @pytest.mark.parametrize("token", [-1, 128])

@@ -130,7 +130,7 @@ def test_catalog(running: Running, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("PEAGLE_CATALOG", str(file))
     about, listed = (running.get(f"/peagle/{part}").json() for part in ("console", "catalog"))
     lanes = about.pop("lanes")
-    assert about == {"method": "p-eagle", "drafts": "K = 3", "context": 256}
+    assert about == {"method": "p-eagle", "drafts": "K = 3"}
     assert [lane["title"] for lane in lanes] == ["Target alone", *LANES]
     assert ["no EAGLE-3 head" in (lane["missing"] or "") for lane in lanes] == [0, 1, 1, 0]
     rows = {row["name"]: row for row in listed}

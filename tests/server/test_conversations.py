@@ -5,10 +5,11 @@ import re
 from functools import partial
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from refusals import refused
-from serving import Running, Serve, make_llm
+from serving import Brake, Running, Serve, ended_request, make_llm
 from thinking import say
 from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
@@ -16,6 +17,7 @@ from peagle.data.chat import prompt_ids
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.server.answers import ChatBuilder
 from peagle.server.conversations import MAX_CALLS, AnswerParser, call_grammar
 from peagle.server.responses import Delta
 
@@ -44,15 +46,30 @@ def test_parts_of_text(running: Running, llm: LLM) -> None:
 
 def test_streamed(running: Running, llm: LLM) -> None:
     wanted = [alone(llm, max_tokens=12, temperature=1.0, seed=seed) for seed in (4, 5)]
-    texts, ends, roles = ["", ""], list[Any](), list[Any]()
+    texts, ends, roles = ["", ""], list[Any](), [list[Any](), list[Any]()]
     for part in running.chat(ASKED, n=2, seed=4, max_tokens=12, stream=True):
         assert part.usage is None
         for choice in part.choices:
             texts[choice.index] += choice.delta.content or ""
-            roles += [choice.delta.role] if choice.delta.role else []
+            roles[choice.index].append(choice.delta.role)
             ends += [choice.finish_reason] if choice.finish_reason else []
     assert texts == wanted
-    assert roles == ["assistant"] * 2 and len(ends) == 2
+    assert all(own == ["assistant"] + [None] * len(own[1:]) for own in roles) and len(ends) == 2
+
+
+def test_no_part_comes_before_the_engines_first(serve: Serve, brake: Brake) -> None:
+    """Clients take the time to the first token from the first part."""
+    running = serve()
+    brake.go.clear()
+    body = {"messages": ASKED, "max_tokens": 3, "stream": True}
+    chat = "/v1/chat/completions"
+    with (
+        pytest.raises(httpx2.ReadTimeout),
+        running.http() as http,
+        http.stream("POST", chat, json=body, timeout=0.5) as response,
+    ):
+        next(response.iter_lines())
+    brake.go.set()
 
 
 def test_logprobs(running: Running, llm: LLM) -> None:
@@ -89,6 +106,7 @@ def test_a_tool_is_called(serve: Serve, stream: bool) -> None:
         choice, with_tool = got.choices[0], got.usage.prompt_tokens
         message, end = choice.message, choice.finish_reason
         emitted, calls = message.content, message.tool_calls
+        assert "index" not in calls[0].model_dump()
         assert with_tool > len(prompt_ids(tokenizer, ASKED)), "the template has seen the tool"
     assert (emitted.strip(), end) == ("ok", "tool_calls")
     assert calls[0].function.name == "sit"
@@ -154,8 +172,22 @@ def test_an_answer_with_a_form_or_calls(
     called = parts[-1].tool_calls or []
     assert (len(called), choices[-1].finish_reason) == (calls, "tool_calls" if calls else "stop")
     assert not text if calls else json.loads(text) in FORM["enum"]
-    for call in called:
+    for number, call in enumerate(called):
         assert isinstance(json.loads(call.function.arguments), dict)
+        assert getattr(call, "index", None) == (number if stream else None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("stop", "tool_calls"), ("length", "length"), ("abort", "abort")]
+)
+def test_an_answer_that_was_cut_after_a_call(llm: LLM, reason: str, told: str) -> None:
+    """Its client must know that calls may be missing."""
+    request = ended_request(CALL + CALL[:-20])
+    request.finish_reason = reason
+    whole = ChatBuilder(llm.tokenizer, None, request).whole()
+    part = ChatBuilder(llm.tokenizer, None, request).part(request.text.text, [], ended=True)
+    assert len(whole.message.tool_calls) == len(part.delta.tool_calls) == 1
+    assert whole.finish_reason == part.finish_reason == told
 
 
 def test_a_form_without_tools_in_its_way(serve: Serve) -> None:
@@ -276,9 +308,12 @@ def called(tokenizer: Any, arguments: str) -> Delta:
     return AnswerParser(tokenizer, [], None).push(text, [])
 
 
-@pytest.mark.parametrize(
-    "arguments", ['"on a mat"', '"[1]"', "[1]", "7", '"{"', pytest.param("[" * 99_999, id="deep")]
-)
+# Python reads the last ones.
+NO_JSON = ['{"on": NaN}', '{"on": [-Infinity]}', '{"on": 1e999}', '"{\\"on\\": NaN}"']
+NO_OBJECT = ['"on a mat"', '"[1]"', "[1]", "7", '"{"', pytest.param("[" * 99_999, id="deep")]
+
+
+@pytest.mark.parametrize("arguments", [*NO_OBJECT, *NO_JSON])
 def test_a_call_without_an_object_of_arguments_is_text(llm: LLM, arguments: str) -> None:
     """No client could read it."""
     delta = called(llm.tokenizer, arguments)
@@ -307,8 +342,10 @@ def test_calls_that_are_demanded_have_an_end(serve: Serve) -> None:
     whole = create()
     assert len(whole.choices[0].message.tool_calls) == MAX_CALLS
     most = whole.usage.completion_tokens
-    cut = create(max_tokens=most - 9).choices[0].message.tool_calls
+    [choice] = create(max_tokens=most - 9).choices
+    cut = choice.message.tool_calls
     assert len(cut) == MAX_CALLS - 1 and {call.function.arguments for call in cut} == {"{}"}
+    assert (whole.choices[0].finish_reason, choice.finish_reason) == ("tool_calls", "length")
 
 
 def test_a_tokenizer_that_parses() -> None:
@@ -329,8 +366,9 @@ def test_a_tokenizer_that_parses() -> None:
     names = [call.function.name for call in parsed.tool_calls]
     assert (parsed.content, names) == ("ok", ["sit"])
     assert emitted('ok[CALL]{"name": "s') == Delta(content='ok[CALL]{"name": "s')
-    broken = 'ok[CALL]{"name": "sit", "arguments": "a mat"}[END]'
-    assert emitted(broken) == Delta(content=broken)
+    for arguments in ('"a mat"', '{"on": NaN}', "[" * 99_999):
+        broken = f'ok[CALL]{{"name": "sit", "arguments": {arguments}}}[END]'
+        assert emitted(broken) == Delta(content=broken)
 
 
 @pytest.mark.parametrize("special", [False, True])

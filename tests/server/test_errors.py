@@ -48,6 +48,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json": {"type": 3}}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
     ({"ignore_eos": True, "structured_outputs": {"regex": "a"}}, "ignore_eos"),
+    ({"structured_outputs": {"structural_tag": {}}}, "structural_tag"),
+    ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, "whitespace_pattern"),
+    ({"structured_outputs": {"json": {}, "disable_any_whitespace": True}},
+     "disable_any_whitespace"),
+    ({"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+     "disable_additional_properties"),
+    ({"stream_options": {"peagle_drafts": True}}, "stream_options"),
+    ({"add_special_tokens": False}, "add_special_tokens"),
+    ({"prompt_embeds": "AA=="}, "prompt_embeds"),
+    ({"logprob_token_ids": [70]}, "logprob_token_ids"),
+    ({"return_token_ids": True}, "return_token_ids"),
+    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+    ({"repetition_detection": {"max_pattern_size": 2}}, "repetition_detection"),
+    ({"thinking_token_budget": 9}, "thinking_token_budget"),
     ({"echo": True}, "echo"),
     ({"best_of": 4}, "best_of"),
     ({"suffix": "b"}, "suffix"),
@@ -88,6 +102,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),  # an unknown format of calls
     ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),  # the same
     ({"top_logprobs": 99}, "top_logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"documents": [{"text": "a"}]}, "documents"),
+    ({"add_special_tokens": True}, "add_special_tokens"),
     ({"functions": [{}]}, "functions"),
     ({"chat_template": "x"}, "chat_template"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
@@ -133,6 +150,20 @@ def test_bad_chats(small: Running, body: Any, field: str) -> None:
     assert error["param"] == field
 
 
+def test_a_field_inside_another_that_is_missing(small: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x"}}
+    error = refused(small, "/v1/completions", {"prompt": "a", "response_format": form})
+    assert error["param"] == "response_format"
+    assert error["message"].startswith("response_format.json_schema.schema: is missing")
+
+
+def test_a_prompt_that_no_cache_holds(serve: Serve) -> None:
+    """The error has its number, however many answers each prompt gets."""
+    running = serve(make_llm(None, kv_tokens=96))
+    error = refused(running, "/v1/completions", {"prompt": [[70], [70] * 60], "n": 2})
+    assert error["param"] == "prompt[1]"
+
+
 def test_nothing_runs_on(small: Running) -> None:
     """Refused requests leave nothing behind."""
     assert all_free(small)
@@ -143,13 +174,15 @@ def test_fields_that_clients_send_are_no_error(running: Running) -> None:
     do unsupported ones that ask for nothing."""
     more = {"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}
     more |= {"prompt_cache_key": "k", "safety_identifier": "s", "verbosity": "low", "some_new": 1}
-    more |= {"prediction": {}, "add_special_tokens": True, "cache_salt": "x", "temprature": None}
+    more |= {"prediction": {}, "cache_salt": "x", "temprature": None}
     more |= {"parallel_tool_calls": False, "thinking": {}, "x" * 5000: 1, "temperature": None}
-    more |= {"echo": False, "best_of": 1, "suffix": None}
+    more |= {"echo": False, "best_of": 1, "suffix": None, "documents": []}
     more |= {"parse_tool_calls": True, "reasoning_format": "auto"}
+    more |= {"structured_outputs": {"disable_any_whitespace": False, "whitespace_pattern": None}}
     body = {"prompt": "a", "messages": [USER], "max_tokens": 1} | more
     for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
-        assert running.post(path, json=body).status_code == 200
+        own = {"add_special_tokens": path == "/v1/completions"}
+        assert running.post(path, json=body | own).status_code == 200
 
 
 def test_an_answer_may_fill_the_context(running: Running) -> None:

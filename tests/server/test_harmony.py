@@ -33,7 +33,7 @@ def test_whole() -> None:
 def test_streamed() -> None:
     ended = request(THOUGHT)
     form = ChatBuilder(TOKENIZER, 0, ended)
-    assert form.part(ended.text.text, [], ended=False).delta.model_dump() == {}
+    assert form.part(ended.text.text, [], ended=False).delta.model_dump() == {"role": "assistant"}
     delta = form.part("", [], ended=True).delta
     assert (delta.content, delta.reasoning) == ("it sat", "hm")
 

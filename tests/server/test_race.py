@@ -1,22 +1,27 @@
 """Races: the same tokens in every lane, and a server that goes on as if there had been none."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 import yaml
 from serving import Brake, Running, Serve, all_free, until
 from test_console import streamed
 from test_metrics import read
-from tiny import make_target
+from tiny import make_drafter, make_target, save_target
 
+from peagle.backends.cpu import target as cpu_target
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.model.described import DescribedTarget
 from peagle.model.drafter import Drafter
 from peagle.server import console
 from peagle.server.conversations import conversation_ids
+from peagle.server.worker import ENDING
 
 LANES = ["Target alone", "EAGLE-3", "EAGLE-3 + lookup", "P-EAGLE"]
 TREES = "adaptive + lookup"
@@ -30,6 +35,11 @@ def known(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def race(running: Running, **more: Any) -> list[dict[str, Any]]:
     return streamed(running.post("/peagle/race", json=RACE | more))
+
+
+def played(llm: LLM, ids: list[int], tokens: int) -> list[dict[str, Any]]:
+    """The events of a race without a server."""
+    return [event for event in console.Console(llm, None).steps(ids, tokens) if event]
 
 
 def test_the_lanes(serve: Serve, llm: LLM) -> None:
@@ -73,8 +83,7 @@ def test_lanes_draft_as_the_server(
 ) -> None:
     """With its options, where a method can; all the same tokens."""
     llm = LLM(make_target(), drafter if served == "p-eagle" else None, **options)
-    steps = console.Console(llm, None).steps([60 + i % 7 for i in range(40)], 16)
-    first, *rounds, verdict = steps
+    first, *rounds, verdict = played(llm, [60 + i % 7 for i in range(40)], 16)
     lanes = first["lanes"]
     assert [lane["title"] for lane in lanes] == [*LANES, "Lookup"][: 2 + len(wanted)]
     assert [lane["drafts"] for lane in lanes] == ["", "adaptive", *wanted]
@@ -117,13 +126,38 @@ def test_lanes_without_a_head(
             monkeypatch.setenv("PEAGLE_CATALOG", str(tmp_path / file))
         head = drafter if method == "p-eagle" else None
         llm = LLM(make_target(), head, lookup=method == "lookup", max_batch=4)
-        first, *rounds, verdict = console.Console(llm, None).steps([60, 61, 62], 8)
+        first, *rounds, verdict = played(llm, [60, 61, 62], 8)
         missing = [lane["missing"] for lane in first["lanes"]]
         assert told in missing[1] and missing[1] == missing[2]
         assert bool(missing[3]) == (method != "p-eagle")
         run = {event["lane"] for event in rounds}
         assert run == {number for number, why in enumerate(missing) if why is None}
         assert verdict["identical"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_described_target_lends_its_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dtype: str
+) -> None:
+    """Native code is deterministic as it is served, so nothing is laid out again."""
+    head = make_drafter(make_target(), "p-eagle").to(getattr(torch, dtype))
+    laid_out = Mock(wraps=cpu_target.quantize_weights)
+    monkeypatch.setattr(cpu_target, "quantize_weights", laid_out)
+    folder = str(save_target(make_target(), tmp_path))
+    llm = LLM(folder, head, nodes=8, dtype=dtype, device="cpu")
+    assert isinstance(llm.target, DescribedTarget)
+    served = laid_out.call_count
+    *_, verdict = played(llm, [60 + i % 7 for i in range(40)], 16)
+    assert verdict == {"identical": True, "same_tokens": 16}
+    assert laid_out.call_count == served > 0
+
+
+def test_a_step_is_one_round(llm: LLM, brake: Brake) -> None:
+    """Those that warm up, too: other requests go on in between."""
+    before = brake.steps
+    for _ in console.Console(llm, None).steps([60 + i % 7 for i in range(100)], 8):
+        assert brake.steps - before <= 1
+        before = brake.steps
 
 
 def test_others_go_on(serve: Serve, brake: Brake) -> None:
@@ -155,20 +189,34 @@ def test_leaving_ends_it(serve: Serve, brake: Brake) -> None:
     assert race(running)[-1]["identical"]
 
 
-def test_told_to_end_twice(serve: Serve, brake: Brake) -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_told_to_end(serve: Serve, brake: Brake, times: int) -> None:
     """The race is cut short, and the server ends."""
     running = serve()
     brake.go.clear()
     with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
         lines = response.iter_lines()
         assert "lanes" in next(lines)
-        for _ in range(2):
+        for _ in range(times):
             running.server.handle_exit(15, None)
         brake.go.set()
         rest = "".join(lines)
         assert "[DONE]" in rest and "identical" not in rest
     running.thread.join(30)
     assert not running.thread.is_alive() and not running.api.worker.failed
+
+
+def test_none_begins_while_the_server_ends(serve: Serve, brake: Brake) -> None:
+    running = serve()
+    brake.go.clear()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(running.complete, "a", max_tokens=3)
+        until(lambda: running.api.worker.open == 1)
+        running.server.handle_exit(15, None)
+        got = running.post("/peagle/race", json=RACE)
+        brake.go.set()
+        assert asked.result().choices, "what runs is finished"
+    assert (got.status_code, got.json()["error"]["message"]) == (503, ENDING)
 
 
 def test_a_race_that_fails(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,10 +148,10 @@ def test_a_failed_engine(
 def test_a_request_that_is_not_prepared(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     make_requests = LLM.make_requests
 
-    def picky(llm: LLM, ids: list[int], params: SamplingParams, first: int) -> list[Request]:
+    def picky(llm: LLM, ids: list[int], params: SamplingParams, *numbers: int) -> list[Request]:
         if params.top_k == 78:
             raise RuntimeError("a bug")
-        return make_requests(llm, ids, params, first)
+        return make_requests(llm, ids, params, *numbers)
 
     monkeypatch.setattr(LLM, "make_requests", picky)
     with pytest.raises(openai.InternalServerError):

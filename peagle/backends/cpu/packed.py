@@ -22,7 +22,7 @@ from peagle.backends.cpu import matrix
 from peagle.backends.cpu.library import digest, fingerprint, load, processor
 from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
-from peagle.files import kept_digest, sha256, share
+from peagle.files import kept_digest, replacing, sha256, share
 from peagle.model import int8
 from peagle.model.described import DescribedTarget
 from peagle.model.int8 import SCALE
@@ -79,7 +79,8 @@ def _write(folder: Path, key: str, weights: dict[str, Weights]) -> None:
         if pid == os.getpid() or not pid_exists(pid):
             rmtree(left, ignore_errors=True)
     with TemporaryDirectory(dir=folder, prefix=f".making-{os.getpid()}-") as scratch:
-        file = Path(scratch) / key
-        save_file(tensors, file, {"sizes": json.dumps(sizes)})
-        share(file)
+        file = Path(scratch) / f"{key}.safetensors"
+        with replacing(file) as made:
+            save_file(tensors, made, {"sizes": json.dumps(sizes)})
+            share(made)
         file.rename(folder / f"{key}-{sha256(file)[:16]}.safetensors")

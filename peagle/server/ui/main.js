@@ -41,7 +41,7 @@ const drafting = ({ method, drafts }) => (method === "none" ? "no head" : `${MET
 const unavailable = (what) => el("p", { class: "notice" }, `${what} is part of peagle's own engine; this server is another one.`);
 
 try {
-  const [{ id, owned_by: owner }] = (await askJson("v1/models")).data;
+  const [{ id, owned_by: owner, max_model_len: context }] = (await askJson("v1/models")).data;
   const own = owner === "peagle";
   for (const node of document.querySelectorAll(".model-name")) node.textContent = id;
   document.title = `${id} · peagle`;
@@ -51,8 +51,8 @@ try {
     served = `${id} · ${drafting(about)}`;
     // An answer has room after the prompt only, and the server refuses to promise more.
     const longest = $("max-tokens");
-    longest.max = about.context;
-    longest.value = Math.min(longest.value, Math.floor(about.context / 2));
+    longest.max = context;
+    longest.value = Math.min(longest.value, Math.floor(context / 2));
     if (about.method === "none") $("welcome-about").textContent = "There is no head: the model answers without drafts.";
     startRace(about.lanes);
     startCatalog().catch((error) => $("entries").append(el("p", { class: "error" }, error.message)));

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from console_page import TABS, ask, tab
 from like_vllm import WORDS, LikeVllm
-from serving import MODEL, Brake, Running, Serve, all_free, until
+from serving import MODEL, Brake, Running, Serve, all_free, make_llm, until
 from test_metrics import read
 from tiny import make_drafter, make_target
 
 from peagle.engine.llm import LLM
+from peagle.model.drafter import Drafter
 
 pytestmark = pytest.mark.browser
 
@@ -106,6 +107,19 @@ def test_errors_are_told(
     page.keyboard.press("Enter")
     page.get_by_role("alert").get_by_text("shorten it").wait_for()
     complaints[:] = [c for c in complaints if "status of 400" not in c]
+
+
+def test_the_answers_room_is_the_servers(serve: Serve, drafter: Drafter, opened: Open) -> None:
+    """With a small cache the first message is answered as the page comes."""
+    running = serve(make_llm(drafter, kv_tokens=96))
+    page = opened(running.url)
+    page.locator("#send:enabled").wait_for()
+    longest = page.get_by_label("Max tokens")
+    assert longest.get_attribute("max") == str(running.api.context)
+    assert longest.input_value() == str(running.api.context // 2)
+    page.get_by_label("Message").fill("the cat")
+    page.keyboard.press("Enter")
+    page.locator(".message.assistant .figures").wait_for()
 
 
 @pytest.mark.parametrize("asked", ["v1/models", "peagle/console"])
