@@ -102,12 +102,7 @@ class Round:
 
     def accepted(self) -> list[int]:
         """Rows of the tree along which the emitted tokens lead."""
-        children, rows, row = self.draft.children(), list[int](), 0
-        for token in self.emitted:
-            if not (row := children.get((row, token), 0)):
-                break
-            rows.append(row)
-        return rows
+        return self.draft.follow(self.emitted)
 
 
 def lookup(look: Look, drawn: Round) -> Figure:

@@ -48,7 +48,9 @@ class Conversation(NamedTuple):
 def prompt_ids(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], style: Style = PLAIN_STYLE
 ) -> list[int]:
-    """Return token ids up to where the assistant's answer begins."""
+    """Return token ids up to where the assistant's answer begins. Raises InputError as `render`
+    does, or by `check_text`."""
+    check_text([messages, style])
     text = render(tokenizer, messages, answer=True, style=style)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Conversation, Message, Style, prompt_ids, system_turn
+from peagle.data.chat import Conversation, Message, Style, check_text, prompt_ids, system_turn
 from peagle.data.endpoint import PendingRecord
 from peagle.data.records import append, open_to_append, read_back
 from peagle.data.regenerate import answer_turn
@@ -89,8 +89,10 @@ def user_turn(
 ) -> UserTurn:
     """Cut the template where the user speaks; `ends` are the target's own end tokens.
 
-    Raises InputError when the template does not show the user's words once, and something after.
+    Raises InputError when the template does not show the user's words once, and something after, or
+    by `check_text`.
     """
+    check_text([system, style])
     asked = [*system, {"role": "user", "content": SENTINEL}]
     text = apply_template(tokenizer, asked, answer=True, tools=style.tools, args=style.args)
     start, *rest = text.split(SENTINEL)

@@ -19,7 +19,7 @@ def accept(request: Request, logits: Tensor, best: Choice, ends: set[int]) -> li
     sampler, draft = request.sampler, request.draft
     choice = best if sampler.plain else sampler.choose(logits, draft)
     path = accepted_rows(choice, draft)
-    decoding = request.num_computed_tokens >= request.prompt_length
+    decoding = request.prompt_length <= request.num_computed_tokens == len(request.tokens) - 1
     request.draft = Draft()
     rows = [0, *path]
     tokens = [choice.tokens[row] for row in rows]

@@ -184,10 +184,13 @@ class AdaptiveBudget(Budget):
         return more < EXPLORE_SHARE * self._unexplored
 
     def _explore(self, asks: Sequence[Ask], slot: float) -> list[int]:
-        """Depths where drafting does not pay: 0, but now and then k for one request, since this may
-        have changed."""
+        """Depths where drafting does not pay: 0, but now and then k for one request that a draft
+        may follow, since this may have changed."""
         depths = [0] * len(asks)
-        cheapest = min(range(len(asks)), key=lambda at: asks[at].missed)
+        able = [at for at, ask in enumerate(asks) if ask.decodes and ask.left > 0]
+        if not able:
+            return depths
+        cheapest = min(able, key=lambda at: asks[at].missed)
         seconds = slot * asks[cheapest].missed + self._drafting(1, self.k, 0.0)
         if seconds < EXPLORE_SHARE * self._undrafted:
             self._undrafted = 0.0
@@ -239,7 +242,7 @@ class AdaptiveBudget(Budget):
         looked_up = draft.follow(draft.match.tokens)
         rows = [row for row in range(1, len(depths)) if row not in looked_up]
         nodes = [(depths[row] - 1, draft.chances[row - 1]) for row in rows]
-        deepest = draft.depth
+        deepest = max(depths)
         last = draft.chances[depths.index(deepest) - 1]
         nodes += [(d, last ** ((d + 1) / deepest)) for d in range(deepest, self.k)]
         for expected, now in zip(self.expected, histogram(self.k, nodes), strict=True):

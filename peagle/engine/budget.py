@@ -42,6 +42,7 @@ class Ask(NamedTuple):
 
     missed: int  # slots that the drafter must run first
     left: int  # tokens that it may emit after its next one, which needs no draft
+    decodes: bool = True  # False: its prompt is still being read, and no draft follows this round
 
 
 class Round(NamedTuple):

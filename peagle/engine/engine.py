@@ -35,6 +35,8 @@ from peagle.model.base_target import BaseTarget, TargetOutput
 if TYPE_CHECKING:
     from peagle.backends.base import TargetModel
 
+CHUNK = 512  # tokens of a round while prompts wait, unless the rows of all drafts are more
+
 log = logging.getLogger(__name__)
 
 
@@ -44,11 +46,10 @@ class Settings:
 
     max_batch: int  # requests that run together
     kv_tokens: int  # tokens of KV cache, for all requests
+    mixed_chunk: int  # tokens of prompts in a round in which requests decode
     k: int  # maximum draft depth; 0 without a drafter
     nodes: int | None = None  # maximum size of a request's draft tree; None: a chain of k tokens
     lookup: bool = False  # lookup drafts, too; needs nodes
-    chunk: int = 512  # tokens of a round while prompts wait, or the rows of all drafts
-    mixed_chunk: int = 512  # tokens of prompts in a round in which requests decode
 
 
 class Engine:
@@ -72,12 +73,11 @@ class Engine:
         self.lookups = LookupCalibration()
         self.taps = () if proposer is None else proposer.model.drafter.config.feature_layers
         pool = BlockPool(blocks_of(settings.kv_tokens), BLOCK)
+        batch = settings.max_batch
         lookahead = max(settings.k, settings.nodes or 0)  # slots of placeholders, or of nodes
-        rows = max(settings.chunk, settings.max_batch * (lookahead + 1))
+        rows = max(CHUNK, batch * (lookahead + 1))
         window = target.window if proposer is None else target.max_context  # a drafter sees all
-        self.scheduler = Scheduler(
-            pool, settings.max_batch, rows, lookahead, window, settings.mixed_chunk
-        )
+        self.scheduler = Scheduler(pool, batch, rows, lookahead, window, settings.mixed_chunk)
         self.cache = KVCache(pool.count, target.kv_shapes, target.dtype, target.device)
         self.lock = threading.RLock()
         self._in_round = False  # the lock is reentrant: a finalizer may cancel inside a round
@@ -96,20 +96,20 @@ class Engine:
         with self.lock:
             if self._in_round:
                 self._cancelled.append((request, reason))
-                return
-            if request.finish_reason is not None:
-                return
-            request.finish_reason = reason
-            if text := request.text.finish():
-                request.emitted.append(Chunk(request.index, text, 0, "target"))
-            self.scheduler.remove(request)
+            elif request.finish_reason is None:
+                request.finish_reason = reason
+                if text := request.text.finish():
+                    request.emitted.append(Chunk(request.index, text, 0, "target"))
+                self.scheduler.remove(request)
 
-    def fetch(self, request: Request) -> list[Chunk]:
-        """The chunks that a request has emitted since the last call."""
+    def fetch(self, *requests: Request) -> list[Chunk]:
+        """The chunks that some requests have emitted since the last call."""
+        chunks = list[Chunk]()
         with self.lock:
-            emitted = request.emitted
-            request.emitted = []
-            return emitted
+            for request in requests:
+                chunks += request.emitted
+                request.emitted.clear()
+        return chunks
 
     @property
     def idle(self) -> bool:
@@ -225,13 +225,11 @@ class Engine:
         new = self._new_slots(going, matches)
         offers = self._propose(going, new)
         min_chance = self.budget.min_chance(load, perf_counter() - began)
-        drafts = list[Draft]()
+        drafts = [Draft() for _ in going]
         for at, match in enumerate(matches):
-            if at not in offers and not match.tokens:
-                drafts.append(Draft())
-                continue
-            offer = with_lookup(offers.get(at, along([])), match, self.lookups)
-            drafts.append(grow(offer, self.size, match, min_chance))
+            if at in offers or match.tokens:
+                offer = with_lookup(offers.get(at, along([])), match, self.lookups)
+                drafts[at] = grow(offer, self.size, match, min_chance)
         counts = self.budget.keep(load, drafts, perf_counter() - began)
         for request, draft, count in zip(going, drafts, counts, strict=True):
             request.draft = draft.first(count)
@@ -269,7 +267,9 @@ class Engine:
 
     def _depths(self, requests: list[Request], matches: list[Match]) -> list[int]:
         """The draft depth of each request."""
-        asks = [Ask(r.num_computed_tokens - r.num_drafter_slots, r.left) for r in requests]
+        missed = [r.num_computed_tokens - r.num_drafter_slots for r in requests]
+        both = zip(missed, requests, strict=True)
+        asks = [Ask(slots, r.left, r.num_pending == 1) for slots, r in both]
         found = [chance for match in matches for chance in self.lookups.along(match)]
         depths = self.budget.choose(self.scheduler.load, asks, found)
         self.last_depth = max(depths)

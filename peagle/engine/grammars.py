@@ -78,32 +78,35 @@ class Grammars:
     def matcher(self, params: SamplingParams, prompt: Sequence[int] = ()) -> Matcher | None:
         """The grammar of the answer to a prompt, after its thoughts; None without one.
 
-        Raises InputError for a grammar that cannot be compiled.
+        Raises InputError for a grammar that cannot be compiled, and for a target that can follow
+        none.
         """
         if params.constraint is None:
             return None
+        ends = frozenset(self._tokens.eos_tokens)  # first: it may refuse, whatever the grammar is
         state = self._compiled(*params.constraint).deep_copy()
-        ends = frozenset(self._tokens.eos_tokens)
         matcher = Matcher(state, len(self._target.embedding), ends, self._spelled)
         return after_thoughts(matcher, self._target.tokenizer, prompt)
 
     def warm_up(self) -> None:
         """Read the vocabulary and start the checker now, so that no request waits for them. Errors
-        are raised later, by the first request with a grammar."""
-        with suppress(InputError):
+        are raised later, by the requests with a grammar: others are answered without."""
+        with suppress(Exception):
             self._checker.start()  # it reads the vocabulary while this process does
             assert self._tokens
             self._compiled("regex", "a")
 
     @cached_property
     def _setup(self) -> tuple[str, int, list[int]]:
-        """The arguments of llguidance's tokenizer: the fast tokenizer's JSON, V, ids of ends."""
+        """The arguments of llguidance's tokenizer: the fast tokenizer's JSON, V, ids of ends.
+
+        Raises ValueError without one of them.
+        """
         tokenizer = self._target.tokenizer
         ends = sorted(self._target.end_tokens)
         if not isinstance(tokenizer, PreTrainedTokenizerFast) or not ends:
             lacks = "a fast tokenizer" if ends else "a token that ends an answer"
-            name = model_name(self._target.name)
-            raise InputError(f"{name} cannot follow grammars: it lacks {lacks}")
+            raise ValueError(f"it lacks {lacks}")
         backend = tokenizer.backend_tokenizer
         if backend.padding or backend.truncation:
             backend = copy(backend)  # takes a second for large vocabularies
@@ -113,7 +116,13 @@ class Grammars:
 
     @cached_property
     def _tokens(self) -> LLTokenizer:
-        return LLTokenizer(*self._setup)
+        """The vocabulary. Raises InputError for a tokenizer that llguidance cannot use, such as one
+        whose tokens are no bytes."""
+        try:
+            return LLTokenizer(*self._setup)
+        except ValueError as error:
+            name = model_name(self._target.name)
+            raise InputError(f"{name} cannot follow grammars: {error_line(str(error))}") from error
 
     @cached_property
     def _spelled(self) -> dict[int, int]:
@@ -127,12 +136,13 @@ class Grammars:
         return GrammarChecker(*self._setup, LIMITS)
 
     def _compile(self, form: str, text: str) -> LLMatcher:
-        if (size := len(text.encode())) > MAX_BYTES:
+        if (size := len(text.encode(errors="replace"))) > MAX_BYTES:
             large = f"has {size} bytes, at most {MAX_BYTES} are compiled"
             raise InputError(large, field=form, value=text, fix="make it smaller")
         try:
             grammar = FORMS[form](text)
-        except (ValueError, RecursionError) as error:  # of a schema: its options, its depth
+        except (ValueError, RecursionError) as error:
+            # Of a schema: its options, its depth; of a regex: half of a surrogate pair.
             raise InputError(error_line(str(error)), field=form, value=text) from error
         if why := self._checker.refusal(grammar):
             raise InputError(why, field=form, value=text, fix="make it smaller or less deep")

@@ -16,7 +16,7 @@ from peagle.engine.request import Request
 from peagle.engine.run import Completion, Run
 from peagle.engine.sampling import Sampler, check_tokens
 from peagle.engine.setup import Setup
-from peagle.engine.shared import SharedTarget
+from peagle.engine.shared import SharedTarget, refuse_settings
 from peagle.engine.text import TextStream
 from peagle.errors import InputError
 from peagle.heads.load import load_drafter
@@ -61,6 +61,7 @@ class LLM(Setup):
         (InputWarning) when K is above what the head was trained for.
         """
         if isinstance(target, SharedTarget):
+            refuse_settings(quantize=quantize, backend=backend, deterministic=deterministic, **load)
             shared = target
         else:
             shared = SharedTarget(target, quantize, backend, deterministic=deterministic, **load)
@@ -107,9 +108,13 @@ class LLM(Setup):
         self.shared.grammars.warm_up()
 
     def check_text(self, text: str, field: str) -> None:
-        """Raises InputError of `field` for a text that cannot fit."""
+        """Raises InputError of `field` for a text that cannot fit, or be tokenised."""
         if len(text) > self.target.max_context and len(text) > self.shared.max_characters:
             raise self._too_long(f"has {len(text)} characters", field)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair, a byte that is no UTF-8
+            raise InputError("is no valid Unicode text", field=field) from error
 
     def prompt_ids(self, prompt: Prompt, number: int = 0) -> list[int]:
         """Token ids of a prompt that the target can run.
@@ -149,10 +154,8 @@ class LLM(Setup):
 
     def _request(self, index: int, ids: list[int], params: SamplingParams) -> Request:
         generator = torch.Generator()
-        if params.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(params.seed)
+        seed = generator.seed() if params.seed is None else params.seed
+        generator.manual_seed(seed)
         matcher = self.shared.grammars.matcher(params, ids)
         sampler = Sampler(params, ids, generator, len(self.target.embedding), matcher)
         text = TextStream(self.tokenizer, params.stop)

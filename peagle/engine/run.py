@@ -51,7 +51,8 @@ class Run:
         try:
             while any(request.finish_reason is None for request in self.requests):
                 yield from self.step()
-            yield from self._fetch()  # the step of another stream may have been the last
+            # The step of another stream may have been the last.
+            yield from self.engine.fetch(*self.requests)
         finally:
             self.close()
 
@@ -70,10 +71,7 @@ class Run:
             self._begun = True
         self.engine.step()
         self.seconds += time.perf_counter() - started
-        return self._fetch()
-
-    def _fetch(self) -> list[Chunk]:
-        return [chunk for request in self.requests for chunk in self.engine.fetch(request)]
+        return self.engine.fetch(*self.requests)
 
     def ended(self) -> Iterator[tuple[int, Completion]]:
         """Each answer when it ends, with its number. Raises RequestFailure, once all have ended,
@@ -82,7 +80,8 @@ class Run:
         with closing(self):
             while left:
                 self.step()
-                ended = [request for request in left if request.finish_reason is not None]
+                with self.engine.lock:  # another thread's round may be ending one
+                    ended = [request for request in left if request.finish_reason is not None]
                 left = [request for request in left if request not in ended]
                 for request in ended:
                     if request.failure is None:

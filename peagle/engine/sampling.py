@@ -56,7 +56,7 @@ class Sampler:
         self._vocabulary = vocabulary
         self._numbers = torch.empty(0, dtype=torch.float64)  # drawn so far, by output position
         self._emitted = 0
-        self._penalties = Penalties.of(params, prompt, vocabulary)
+        self._penalties = Penalties.of(params, prompt)
         self._biased = torch.tensor(list(bias), dtype=torch.int64)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
 
@@ -75,7 +75,7 @@ class Sampler:
             return greedy(rows)
         cumulative = target_probabilities(rows, self.params).double().cumsum(-1)
         total = cumulative[:, -1]
-        numbers = self._uniform([len(tail) for tail in draft.tails()]).to(rows.device)
+        numbers = self._uniform(draft.depths()).to(rows.device)
         drawn = torch.searchsorted(cumulative, (numbers * total)[:, None], right=True)[:, 0]
         return Choice(drawn.tolist(), total.isfinite().tolist())
 
@@ -125,30 +125,27 @@ class Sampler:
 
 class Penalties:
     """Penalties for repetition, as in vLLM, from the token counts of one sequence.
-    Each row of a draft counts the draft tokens on its path."""
+    Each row of a draft counts the draft tokens on its path. Between rounds ids are kept, not
+    counts (V,): thousands of requests may wait, or have ended and be kept for their answers."""
 
-    def __init__(self, params: SamplingParams, prompt: list[int], vocabulary: int) -> None:
+    def __init__(self, params: SamplingParams, prompt: list[int]) -> None:
         self._params = params
-        self._prompt = torch.zeros(vocabulary, dtype=torch.bool)
-        self._prompt[prompt] = True
-        self._counts = torch.zeros(vocabulary)  # in the output
+        self._prompt = torch.tensor(list(set(prompt)), dtype=torch.int64)
+        self._output = torch.empty(0, dtype=torch.int64)
 
     @staticmethod
-    def of(params: SamplingParams, prompt: list[int], vocabulary: int) -> "Penalties | None":
+    def of(params: SamplingParams, prompt: list[int]) -> "Penalties | None":
         """None when nothing is penalised."""
         neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        return None if neutral == (1, 0, 0) else Penalties(params, prompt, vocabulary)
+        return None if neutral == (1, 0, 0) else Penalties(params, prompt)
 
     def count(self, tokens: list[int]) -> None:
         """Tokens were emitted."""
-        at = torch.tensor(tokens, dtype=torch.int64, device=self._counts.device)
-        self._counts.index_put_((at,), self._counts.new_ones(()), accumulate=True)
+        self._output = torch.cat([self._output, torch.tensor(tokens, dtype=torch.int64)])
 
     def apply(self, logits: Tensor, draft: Draft) -> Tensor:  # (R, V) float32, R − 1 nodes
         """Each row is penalised for prompt, output and path: repetition, frequency, presence."""
-        self._prompt = self._prompt.to(logits.device)
-        self._counts = self._counts.to(logits.device)
-        counts = self._counts.repeat(len(logits), 1)
+        counts = _counts(self._output, logits).repeat(len(logits), 1)
         paths = enumerate(draft.tails())
         drafted = [(row, draft.tokens[at - 1]) for row, tail in paths for at in tail]
         if drafted:
@@ -157,10 +154,17 @@ class Penalties:
         emitted = counts > 0
         params = self._params
         if params.repetition_penalty != 1:
+            seen = emitted | (_counts(self._prompt, logits) > 0)
             strength = params.repetition_penalty
             factor = torch.where(logits > 0, 1 / strength, strength)
-            logits = torch.where(emitted | self._prompt, logits * factor, logits)
+            logits = torch.where(seen, logits * factor, logits)
         return logits - params.frequency_penalty * counts - params.presence_penalty * emitted
+
+
+def _counts(ids: Tensor, logits: Tensor) -> Tensor:
+    """The number of times (V,) that each token is among ids, on the device of logits (R, V)."""
+    counts = torch.zeros_like(logits[0])
+    return counts.index_put_((ids.to(logits.device),), counts.new_ones(()), accumulate=True)
 
 
 def check_tokens(ids: Iterable[int], vocabulary: int, field: str) -> None:

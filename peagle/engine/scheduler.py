@@ -7,6 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 from peagle.engine.blocks import ROOT, BlockPool
+from peagle.engine.lookup import Index
 from peagle.engine.request import Request
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
@@ -145,12 +146,14 @@ class Scheduler:
         return slots
 
     def remove(self, request: Request) -> None:
-        """Release everything that a request holds: it has ended or was cancelled."""
+        """Release everything that a request holds: it has ended or was cancelled. What is left of
+        it is its answer, which a caller may keep for long."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
         self._release(request)
+        request.seen = Index()
 
     def _chunk(self, request: Request, room: int, scheduled: list[ScheduledRequest]) -> int:
         """Schedule as much of a prompt as there is room for; returns the number of tokens."""
@@ -164,14 +167,12 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Let a request run, with the cached blocks that it begins with, if the rest fits."""
-        found, prefix_id = self.pool.find(request.tokens)
-        request.blocks = found
-        request.num_cached_blocks = len(found)
-        request.prefix_id = prefix_id
-        request.num_computed_tokens = len(found) * self.pool.size
-        request.num_drafter_slots = self.pool.drafted(found) * self.pool.size
+        request.blocks, request.prefix_id = self.pool.find(request.tokens)
+        request.num_cached_blocks = len(request.blocks)
+        request.num_computed_tokens = len(request.blocks) * self.pool.size
+        request.num_drafter_slots = self.pool.drafted(request.blocks) * self.pool.size
         self._free_unseen(request)
-        held = len(found) - request.num_freed_blocks
+        held = request.num_cached_blocks - request.num_freed_blocks
         if self.max_blocks(len(request.tokens)) - held > self.pool.free:
             self._release(request)
             return False

@@ -81,8 +81,7 @@ class Setup:
         longest = target.max_context + max(self.k, nodes or 0) + BLOCK
         room = kv_tokens(target, self.drafter, self.max_batch * longest, self.kv_tokens)
         chunk = MIXED_CHUNKS[target.device.type]
-        drafting = (self.k, nodes, self.drafting.lookup)
-        settings = Settings(self.max_batch, room, *drafting, mixed_chunk=chunk)
+        settings = Settings(self.max_batch, room, chunk, self.k, nodes, self.drafting.lookup)
         proposer = None
         if self.drafter is not None:
             proposer = self.shared.proposer(self.drafter, blocks_of(room))

@@ -37,11 +37,9 @@ class SharedTarget:
             raise InputError("a given backend has its own mode", field="deterministic", fix=fix)
         if isinstance(target, str):
             made = read_target(target, quantize, native=backend is None, **load)
-        elif quantize is None:
-            made = target
         else:
-            why = "a loaded target cannot be quantized"
-            raise InputError(why, field="quantize", value=quantize, fix="give the target by name")
+            refuse_settings(quantize=quantize, **load)
+            made = target
         self.target = made
         self.backend = backend or choose_backend(made.device, made.dtype, exact=deterministic)
         self._sizes = weight_sizes(made)  # before the backend replaces weights
@@ -85,6 +83,13 @@ class SharedTarget:
         model = self.backend.drafter(drafter)
         table = correction_table(drafter)
         return Proposer(method_of(drafter.config), model, cache, features, table)
+
+
+def refuse_settings(**given: object) -> None:
+    """Raises InputError for settings of a target that is made already; None and False are none."""
+    for name, value in given.items():
+        if value not in (None, False):
+            raise InputError("the target is loaded already", field=name, fix="give its name")
 
 
 def weight_sizes(target: BaseTarget) -> list[tuple[str, torch.Size]]:

@@ -80,30 +80,18 @@ class Draft:
             tails.append([*tails[parent], row])
         return tails
 
-    def children(self) -> dict[tuple[int, int], int]:
-        """The row of each node, by its parent's row and its token."""
-        nodes = enumerate(zip(self.parents, self.tokens, strict=True), start=1)
-        return {node: row for row, node in nodes}
-
     def path(self, chosen: Sequence[int]) -> list[int]:
         """The accepted rows, by the token that the target chose for each row."""
-        children = self.children()
-        path = list[int]()
-        row = 0
-        while row := children.get((row, chosen[row]), 0):
-            path.append(row)
-        return path
+        path = [0]
+        for row, parent in enumerate(self.parents, start=1):
+            if parent == path[-1] and self.tokens[row - 1] == chosen[parent]:
+                path.append(row)
+        return path[1:]
 
-    def follow(self, tokens: Iterable[int]) -> list[int]:
+    def follow(self, tokens: Sequence[int]) -> list[int]:
         """The rows that these tokens lead along, as far as the tree has them."""
-        children = self.children()
-        path = list[int]()
-        row = 0
-        for token in tokens:
-            if not (row := children.get((row, token), 0)):
-                break
-            path.append(row)
-        return path
+        chosen = [tokens[depth] if depth < len(tokens) else -1 for depth in self.depths()]
+        return self.path(chosen)
 
     def first(self, count: int) -> "Draft":
         """The first `count` nodes, with their likeliest chain listed before all others. The chain's
@@ -113,10 +101,9 @@ class Draft:
         for row in rows:
             if self.parents[row - 1] == chain[-1]:  # the first child is the likeliest one
                 chain.append(row)
-        others = [row for row in rows if row not in chain]
         listed = Draft(match=self.match)
         new_row = {0: 0}  # by old row
-        for row in [*chain[1:], *others]:
+        for row in sorted(rows, key=lambda row: row not in chain):  # the order else is kept
             node = row - 1
             parent = new_row[self.parents[node]]
             listed.add(parent, self.tokens[node], self.probs[node], self.chances[node])

@@ -135,8 +135,8 @@ def serve(
     listening: socket.socket,
     announce: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Serve until a signal; returns False when the engine failed. `announce` is called once, when
-    requests are accepted."""
+    """Serve until a signal; returns False when the start or the engine failed. `announce` is called
+    once, when requests are accepted."""
     api = Api(llm, config)
     host, port = listening.getsockname()[:2]
     fields = {
@@ -160,4 +160,4 @@ def serve(
         server.run(sockets=[listening])
     finally:
         gc.unfreeze()
-    return not api.worker.failed
+    return server.started and not api.worker.failed

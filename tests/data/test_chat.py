@@ -251,6 +251,12 @@ def test_style_of_a_record() -> None:
             to_style(wrong)
 
 
+@pytest.mark.parametrize("half", ["mat \ud83d", "caf\udce9"])  # of an emoji; a byte, no UTF-8
+def test_a_text_that_is_no_unicode_is_no_prompt(half: str) -> None:
+    with refused():
+        prompt_ids(TOKENIZER, [TALK[0], {"role": "user", "content": half}])
+
+
 def test_prompt_opens_the_answer() -> None:
     text = TOKENIZER.decode(prompt_ids(TOKENIZER, TALK[:2]))
     assert text.endswith("<|im_start|>user\nthe cat?<|im_end|>\n<|im_start|>assistant\n")

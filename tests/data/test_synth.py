@@ -219,6 +219,12 @@ def test_templates_that_cannot_be_cut(template: str) -> None:
 # --- what users get wrong ------------------------------------------------------------------------
 
 
+def test_a_system_prompt_that_is_no_unicode(llm: LLM, tmp_path: Path) -> None:
+    """The command line has a byte that is no UTF-8."""
+    with refused():
+        synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1, system="caf\udce9"))
+
+
 def test_wrong_settings() -> None:
     with refused("count"):
         SynthConfig(0)

@@ -159,12 +159,16 @@ def test_no_more_is_drafted_than_may_be_said() -> None:
     assert depths.choose(3, [READY, Ask(1, 2), Ask(1, 0)], []) == [7, 2, 0]
 
 
-def test_quiet_time_is_probed_and_little_of_it() -> None:
-    """Drafting and verifying are tried apart: each takes its share of the time."""
+@pytest.mark.parametrize("other", [Ask(300, 100), Ask(4, 100, decodes=False), Ask(1, 0)])
+def test_quiet_time_is_probed_and_little_of_it(other: Ask) -> None:
+    """Drafting and verifying are tried apart: each takes its share of the time. Where no draft
+    would follow, as after a part of a prompt, nothing is tried."""
     depths, spent, quiet = chooser(verify=STEEP), 0.0, 0.0
     settle(depths, [0.05] * 7)
     for _ in range(3000):
-        first, second = depths.choose(2, [Ask(300, 100), Ask(40, 100)], [])
+        if other != Ask(300, 100):
+            assert depths.choose(1, [other], []) == [0]
+        first, second = depths.choose(2, [other, Ask(40, 100)], [])
         quiet += depths.verify(2)
         if second:
             spent += depths.draft(PROMPT_ROWS) / PROMPT_ROWS * 40 + depths.draft(7)
@@ -172,7 +176,7 @@ def test_quiet_time_is_probed_and_little_of_it() -> None:
         if kept:
             assert kept == EXPLORE_NODES
             spent += depths.verify(2 + EXPLORE_NODES) - depths.verify(2)
-        assert not first, "the other one costs less"
+        assert not first, "the second one costs less, or alone can be drafted for"
     assert 0.7 * EXPLORE_SHARE < spent / quiet <= 2 * EXPLORE_SHARE
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from tree_reference import place_states
 
 from peagle.backends.batch import Batch
-from peagle.engine.budget import Round
+from peagle.engine.budget import Ask, Round
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.attention import CausalAttend
@@ -81,6 +81,22 @@ def test_the_budget_learns_the_rows_that_ran(
         for costs in learned[count:]:
             assert ([costs.rows], costs.drafter_rows) == (verified, drafted)
     assert {len(costs.drafter_rows) for costs in learned[:-3]} == {passes}
+
+
+def test_the_budget_knows_which_prompts_are_being_read(
+    target: Target, p_eagle: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, decode = LLM(target, p_eagle, k=3), list[list[bool]]()
+    engine, choose = llm.engine, llm.engine.budget.choose
+    engine.scheduler.budget = 20
+
+    def noted(load: int, asks: list[Ask], found: list[float]) -> list[int]:
+        decode.append([ask.decodes for ask in asks])
+        return choose(load, asks, found)
+
+    monkeypatch.setattr(engine.budget, "choose", noted)
+    llm.generate([[7] * 50], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert decode[:3] == [[False], [False], [True]]
 
 
 def check_rounds(target: Target, drafter: Drafter, k: int, max_batch: int) -> tuple[int, int]:

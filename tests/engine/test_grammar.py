@@ -8,6 +8,7 @@ import torch
 from oracle import end_at
 from refusals import refused
 from tiny import chain, make_target, make_tokenizer, with_call_tokens
+from tokenizers import decoders
 from torch import Tensor
 
 from peagle.engine.grammar import Matcher
@@ -170,6 +171,7 @@ def test_a_grammar_is_compiled_once(target: Target, monkeypatch: pytest.MonkeyPa
         ("regex", "a("),
         ("regex", "é+"),
         ("regex", "a" * 99 + "("),
+        ("regex", "caf\udce9"),  # a byte of the command line that is no UTF-8
         ("grammar", "start: foo"),
         ("json_schema", '{"type": "text"}'),
         ("json_schema", '{"$ref": "#/nowhere"}'),
@@ -194,6 +196,24 @@ def test_targets_that_cannot_follow_a_grammar(monkeypatch: pytest.MonkeyPatch) -
     with refused() as error:
         Grammars(target).matcher(FORMS[0])
     assert "lacks a fast tokenizer" in str(error.value)
+
+
+@pytest.mark.parametrize("fault", ["tokens that are no bytes", "an end that is no token"])
+def test_targets_whose_vocabulary_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Only a request with a grammar is told."""
+    target = make_target()
+    if fault == "an end that is no token":
+        end_at(monkeypatch, target, 9999)
+    else:
+        target.tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    grammars = Grammars(target)
+    grammars.warm_up()
+    assert grammars.matcher(SamplingParams()) is None
+    with refused() as error:
+        grammars.matcher(FORMS[0])
+    assert str(error.value).startswith("tiny-0 cannot follow grammars: ")
 
 
 def test_a_grammar_that_grows_too_complex_fails_its_request(grammars: Grammars) -> None:

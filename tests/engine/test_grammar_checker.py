@@ -70,6 +70,10 @@ def test_a_checker_that_ends_before_it_has_read_a_large_vocabulary(
     checker.start()
     with pytest.raises(RuntimeError, match="grammars cannot be tried"):
         checker.refusal("")
+    grammars = Grammars(make_target())
+    grammars.warm_up()  # nobody has asked for a grammar
+    with pytest.raises(RuntimeError, match="grammars cannot be tried"):
+        grammars.matcher(SamplingParams(regex="a"))
 
 
 def test_a_checker_of_a_process_with_many_open_files(checker: GrammarChecker) -> None:

@@ -22,6 +22,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk
 from peagle.engine.run import Completion, Run
+from peagle.engine.text import TextStream
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -196,6 +197,75 @@ def test_threads_with_llms_of_their_own(dtype: torch.dtype) -> None:
         pairs = zip(make(), THREADS, strict=True)
         calls = [partial(llm.generate, prompts, params) for llm, prompts in pairs]
         assert together(calls) == wanted
+
+
+class WatchedLock:
+    """An engine's lock that calls `on_enter` whenever it is about to be taken."""
+
+    def __init__(self, engine: Engine, on_enter: Callable[[], None]) -> None:
+        self.lock, self.on_enter = engine.lock, on_enter
+
+    def __enter__(self) -> None:
+        self.on_enter()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_a_round_takes_the_lock_no_more_often_for_many_prompts(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run of thousands would mostly ask for text that is not there."""
+    counts = list[int]()
+    for prompts in (PROMPTS[:1], PROMPTS * 4):
+        run, taken = LLM(target, nodes=8, max_batch=1).stream(prompts, GREEDY), list[None]()
+        run.step()
+        lock = WatchedLock(run.engine, partial(taken.append, None))
+        monkeypatch.setattr(run.engine, "lock", lock)
+        run.step()
+        counts.append(len(taken))
+        run.close()
+    assert counts[0] == counts[1]
+
+
+def test_an_answer_is_whole_that_another_threads_round_ends(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round is in the middle of its end: its text is not yet all there."""
+    llm = LLM(target, nodes=8)
+    [whole] = llm.generate(PROMPTS[:1], GREEDY)
+    params = replace(GREEDY, stop=(whole.text[-2:] + "\0",))  # its beginning is held back
+    run, finish = llm.stream(PROMPTS[:1], params), TextStream.finish
+    inside, asked = threading.Event(), threading.Event()
+
+    def slow(text: TextStream) -> str:
+        inside.set()
+        asked.wait()
+        return finish(text)
+
+    def rounds() -> None:
+        while not llm.engine.idle:
+            llm.engine.step()
+
+    def step() -> list[Chunk]:
+        other.start()
+        inside.wait()
+        return []
+
+    def on_enter() -> None:
+        if threading.current_thread() is not other:
+            asked.set()
+
+    other = threading.Thread(target=rounds, daemon=True)
+    llm.engine.add(*run.requests)
+    monkeypatch.setattr(TextStream, "finish", slow)
+    monkeypatch.setattr(run, "step", step)
+    monkeypatch.setattr(llm.engine, "lock", WatchedLock(llm.engine, on_enter))
+    [(_, answer)] = run.ended()
+    asked.set()
+    other.join()
+    assert (answer.text, answer.token_ids) == (whole.text, whole.token_ids)
 
 
 def in_dtype(dtype: torch.dtype) -> Target:

@@ -1,5 +1,7 @@
 """Counts of a request while it decodes: by depth, by source, by target forward."""
 
+from collections import Counter
+
 import pytest
 from answers import alone
 from tiny import random_prompts
@@ -7,6 +9,7 @@ from tiny import random_prompts
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Chunk, Stats
+from peagle.engine.scheduler import ScheduledRequest, Scheduler
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 
@@ -65,13 +68,29 @@ def test_decoding_is_counted(
         assert stats.nodes_per_round > 2
 
 
-def test_an_answer_after_a_preemption(target: Target, p_eagle: Drafter) -> None:
-    """Running a prompt again does not count as decoding."""
+def test_an_answer_after_a_preemption(
+    target: Target, p_eagle: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running a prompt again does not count as decoding, nor does what was answered already."""
     llm = LLM(target, p_eagle, nodes=8, kv_tokens=160, max_batch=4)
+    schedule, decoded, again = Scheduler.schedule, Counter[int](), 0
+
+    def noted(scheduler: Scheduler) -> list[ScheduledRequest]:
+        nonlocal again
+        scheduled = schedule(scheduler)
+        for request, tokens, draft in scheduled:
+            if request.output:
+                decoded[request.index] += tokens == 1 + len(draft)
+                again += request.num_computed_tokens >= 3 and tokens > 1 + len(draft)
+        return scheduled
+
+    monkeypatch.setattr(Scheduler, "schedule", noted)
     answering = llm.stream([[60 + i, 61, 62] for i in range(4)], PARAMS)
     list(answering)
     assert sum(request.preempted for request in answering.requests) > 0
+    assert again > 0, "a part of an answer is run again, and nothing of its prompt"
     for request in answering.requests:
         stats = request.stats
+        assert stats.forwards == decoded[request.index]
         assert 0 < stats.forwards <= stats.tokens < len(request.output)
         assert stats.rounds <= stats.forwards

@@ -197,6 +197,7 @@ def test_prompts_as_text_and_ids(target: Target) -> None:
     [
         ([[7], []], "prompt[1]"),
         ([""], "prompt[0]"),
+        (["a", "caf\udce9"], "prompt[1]"),  # a byte of the command line that is no UTF-8
         ([[7] * 256], "prompt[0]"),
         ([[7, 7.5]], "prompt[0]"),
         ([[{"role": "user", "content": "the cat"}]], "prompt[0]"),

@@ -8,6 +8,7 @@ from answers import token_ids
 from refusals import refused
 from tiny import make_drafter, make_target
 
+from peagle.backends.torch import TorchBackend
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.engine import Settings
 from peagle.engine.llm import LLM
@@ -47,9 +48,9 @@ def facts(llm: LLM) -> dict[str, Any]:
     proposer, scheduler = engine.proposer, engine.scheduler
     settings, trees = engine.settings, llm.drafting.max_nodes
     room = settings.kv_tokens
-    drafting = (settings.k, trees, llm.drafting.lookup)
     chunk = MIXED_CHUNKS["cpu"]
-    assert settings == Settings(llm.max_batch, room, *drafting, mixed_chunk=chunk)
+    drafting = (settings.k, trees, llm.drafting.lookup)
+    assert settings == Settings(llm.max_batch, room, chunk, *drafting)
     assert len(engine.cache.layers[0][0]) == scheduler.pool.count + 1
     assert scheduler.budget >= llm.max_batch * (settings.k + 1)
     return {
@@ -127,6 +128,19 @@ def test_bad_values(target: Target, p_eagle: Drafter, name: str, value: int) -> 
     for make in (partial(LLM, target), LLM(target).use):
         with refused(name):
             make(p_eagle, **{name: value})
+
+
+LOADED = {"dtype": "float32", "device": "cpu", "max_bacth": 4, "quantize": "int8"}
+
+
+@pytest.mark.parametrize("name", [*LOADED, "backend", "deterministic"])
+def test_settings_that_a_target_is_made_with(target: Target, name: str) -> None:
+    """They would be dropped for one that is made already; so would a misspelled name."""
+    given: dict[str, Any] = LOADED | {"backend": TorchBackend(), "deterministic": True}
+    shared = LLM(target).shared
+    for made in (target, shared) if name in LOADED else (shared,):
+        with refused(name):
+            LLM(made, **{name: given[name]})
 
 
 def test_a_head_for_a_deeper_target(target: Target) -> None:

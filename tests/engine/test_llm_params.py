@@ -133,7 +133,7 @@ def test_a_broken_target_is_noticed() -> None:
     target = make_target(seed=5)
     with torch.no_grad():
         target.model.lm_head.weight[3] = float("nan")
-    for params in (SamplingParams(), SamplingParams(temperature=1), SPECIAL[0]):
+    for params in (SamplingParams(), SamplingParams(temperature=1, n=2), SPECIAL[0]):
         with pytest.raises(RequestFailure, match="answer 0: .*NaN"):
             LLM(target).generate(PROMPTS[:1], params)
 

@@ -52,6 +52,18 @@ def test_its_chances_are_learnt_by_size_and_depth() -> None:
     assert lookups(4, 2) == lookups(3, 0) == 0.5
 
 
+def test_the_index_of_a_request_ends_with_it() -> None:
+    """A run keeps its requests for their answers."""
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    run = LLM(make_target(), nodes=8).stream([[5, 6, 7, 8] * 9] * 2, params)
+    run.step()
+    assert all(request.seen._next for request in run.requests)
+    run.engine.cancel(run.requests[1])
+    list(run)
+    assert [request.finish_reason for request in run.requests] == ["length", "abort"]
+    assert not any(request.seen._next for request in run.requests)
+
+
 def test_nothing_is_drafted_for_half_a_prompt() -> None:
     """The third prompt does not fit into the first round: a draft would be cut with its rest."""
     llm = LLM(make_target(), lookup=True, max_batch=3)

@@ -1,6 +1,7 @@
 """Filters equal their definitions; whatever is drafted, what comes out has the target's law."""
 
 import itertools
+import pickle
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -224,6 +225,21 @@ def test_each_row_is_what_the_tokens_before_it_make_it() -> None:
         allowed = masks[i].nonzero()[:, 0].tolist()
         naive = naive_logits(row, EVERYTHING, prompt, output + draft[:i], allowed)
         np.testing.assert_allclose(mine[i], naive, atol=1e-5)
+
+
+def test_a_request_keeps_no_vector_of_its_vocabulary() -> None:
+    """Thousands may wait, or have ended and be kept for their answers."""
+    prompt, output, draft, size = [1, 3, 3], [7, 7, 2], [3], 20_000
+    chooser = Sampler(EVERYTHING, prompt, torch.Generator(), size)
+    logits = random_logits(2, size, seed=12)
+    for token in output:
+        chooser._rows(logits, chain(draft))
+        chooser.commit([token])
+    mine = chooser._rows(logits, chain(draft)).double().numpy()
+    for i, row in enumerate(logits.double().numpy()):
+        naive = naive_logits(row, EVERYTHING, prompt, output + draft[:i])
+        np.testing.assert_allclose(mine[i], naive, atol=1e-5)
+    assert len(pickle.dumps(chooser._penalties)) < size
 
 
 def test_repetition_is_as_in_transformers() -> None:

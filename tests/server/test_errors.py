@@ -9,9 +9,12 @@ import pytest
 import torch
 from refusals import check_text
 from serving import MODEL, Running, Serve, all_free, make_llm, start
+from tiny import make_target
+from tokenizers import decoders
 
 from peagle.engine import engine
 from peagle.engine.grammar import Matcher
+from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure
 from peagle.engine.request import Request
 from peagle.server.middleware import BODY_BYTES, BODY_BYTES_PER_TOKEN
@@ -297,6 +300,16 @@ def test_a_grammar_that_breaks_is_no_fault_of_the_client(
     assert answer.status_code == (200 if stream else 500)
     assert "server_error" in answer.text and "the grammar refuses a token" in answer.text
     assert running.complete("a").choices
+
+
+def test_a_target_that_can_follow_no_grammar(serve: Serve) -> None:
+    """Its server starts and answers what has none."""
+    target = make_target()
+    target.tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    running = serve(LLM(target, max_batch=2, kv_tokens=1024))
+    body = {"prompt": "a", "structured_outputs": {"regex": "a"}}
+    assert "cannot follow grammars" in refused(running, "/v1/completions", body)["message"]
+    assert running.complete("a", max_tokens=2).choices
 
 
 def test_thousands_of_choices(running: Running) -> None:

@@ -19,7 +19,9 @@ from tiny import make_target, save_target
 
 import peagle.server
 from peagle.cli.main import main
-from peagle.server.run import bind, check_host
+from peagle.engine.llm import LLM
+from peagle.server.app import ServerConfig
+from peagle.server.run import Server, bind, check_host, serve
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +171,14 @@ def test_a_failed_engine_is_no_good_end(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("sys.argv", ["peagle", "serve", str(folder), "--port", "0"])
     with pytest.raises(SystemExit, match="1"):
         main()
+
+
+def test_a_failed_start_is_no_good_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions of uvicorn return then, others exit with a code."""
+    monkeypatch.setattr(Server, "run", lambda self, sockets: None)
+    llm = LLM(make_target(), lookup=False, kv_tokens=1024)
+    with bind("127.0.0.1", 0) as listening:
+        assert not serve(llm, ServerConfig("me"), listening)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.com", ""])
