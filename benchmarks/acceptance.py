@@ -15,6 +15,7 @@ bootstrap over conversations.
 
 import argparse
 import json
+import sys
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -86,8 +87,12 @@ def by_kind(file: Path) -> dict[str, Conversations]:
 
 
 def after(problems: list[str], limit: int, tokens: int) -> Conversations:
-    """The first problems, each after as many of the last ones as have these tokens."""
-    before = "\n\n".join(problems[limit:])[: int(3.2 * tokens)]  # characters of a token
+    """The first problems, each after as many of the last ones as have these tokens. Exits where
+    these have fewer."""
+    size = int(3.2 * tokens)  # characters of a token
+    before = "\n\n".join(problems[limit:])[:size]
+    if len(before) < size:
+        sys.exit(f"the problems after --limit {limit} have no {tokens} tokens: lower it")
     return [[f"{before}\n\n{problem}"] for problem in problems[:limit]]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+import torch
 from transformers.utils import logging
 
 from peagle.bench import run, workload
@@ -102,10 +103,11 @@ def fingerprint(head: Path) -> str:
     return hashlib.sha256(weights).hexdigest()[:16]
 
 
-def environment() -> dict[str, Any]:
-    """The device and the versions of this measurement."""
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """The device, by its name in torch, and the versions of this measurement."""
     packages = {name: version(name) for name in ("torch", "transformers")}
-    return {"device": device_name(), "versions": {"python": platform.python_version(), **packages}}
+    versions = {"python": platform.python_version(), **packages}
+    return {"device": device_name(torch.device(device)), "versions": versions}
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:

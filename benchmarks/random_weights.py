@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "conversations": args.limit, "prompt_tokens": args.prompt_tokens,
         "max_tokens": args.max_tokens, "acceptance": given, "repeats": args.repeats,
     }  # fmt: skip
-    about = {**run.environment(device_name()), "settings": settings}
+    about = {**run.environment(device_name(target.device)), "settings": settings}
 
     def on_load() -> None:
         run.write_json(args.output, run.report(results, about))

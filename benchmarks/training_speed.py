@@ -158,7 +158,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     settings = {"target": TARGET, "documents": len(examples), "pack": LENGTH, "steps": args.steps,
                 "threads": torch.get_num_threads()}  # fmt: skip
     lines = [line(name, row, peak_flops) for name, row in rows.items()]
-    return {**environment(), "settings": settings, "peak_flops": round(peak_flops), "rows": lines}
+    about = {**environment(args.device), "settings": settings}
+    return {**about, "peak_flops": round(peak_flops), "rows": lines}
 
 
 def line(name: str, row: Row, peak_flops: float) -> dict[str, Any]:

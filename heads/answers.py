@@ -80,11 +80,12 @@ class Packed:
     def __init__(self, lines: list[dict[str, Any]]) -> None:
         self.target = load_target(TARGET)
         self.tokenizer = self.target.tokenizer
+        self.context = self.target.max_context
         self.answers: dict[str, list[list[int]]] = defaultdict(list)  # a prompt may be asked again
         for line in lines:
             self.answers[line["prompt"]].append(line["answer_ids"])
 
-    def stream(self, asked: list[list[int]], _: SamplingParams) -> "Found":
+    def stream(self, asked: list[list[int]], _: list[SamplingParams]) -> "Found":
         """Raises Missing where the lines have no answer."""
         keys = [key(ids) for ids in asked]
         if any(each not in self.answers for each in keys):

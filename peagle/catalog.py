@@ -171,11 +171,11 @@ def _read(file: Path) -> dict[str, Entry]:
         return {name: _entry(each, name, file) for name, each in entries.items()}
     except OSError as error:
         raise InputError(f"{error.strerror}", field="catalog", value=file) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        why = f"not readable as YAML ({first_line(error).rstrip(',')})"
-        raise InputError(why, field="catalog", value=file) from error
     except InputError as error:
         raise InputError(str(error), field="catalog", value=file) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8, no date
+        why = f"not readable as YAML ({first_line(error).rstrip(',')})"
+        raise InputError(why, field="catalog", value=file) from error
 
 
 def _entry(content: Any, name: str, file: Path) -> Entry:

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -23,7 +22,9 @@ from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 
 WARM_UP = [["Say hello."]]
-SEEDS = 10_000  # of a part in a cell: one for each answer
+# torch reads 32 bits of a seed.
+MAX_TURNS = 1 << 6  # seeds of a conversation: one for each turn
+SEEDS = 1 << 20  # of a part, the same in each cell
 PROMPTS = 4  # timed for a verdict; a benchmark takes more
 MAX_TOKENS = 64  # of their answers
 SPARE = 512  # tokens of KV cache for a draft, and for a warm-up that is longer than the prompts
@@ -45,7 +46,6 @@ class Player:
         self.samples = list[Sample]()
         self.stats = Stats()
         self._engine = llm.engine
-        self._seeds = count(params.seed or 0)  # one for each answer
         self._now = 0.0  # time of the last round's end
 
     def play(
@@ -99,11 +99,13 @@ class Player:
     def _turn(
         self, number: int, turn: int, history: list[Message]
     ) -> Generator[None, None, Sample]:
-        """Answer a conversation, once it has been asked for as many rounds as that takes."""
+        """Answer a conversation, once it has been asked for as many rounds as that takes. Its seed
+        does not depend on when it is asked."""
         asked = time.perf_counter()
+        seed = (self.params.seed or 0) + number * MAX_TURNS + turn
         try:
             ids = self.llm.prompt_ids(self.ids(history))
-            [request] = self.llm.make_requests(ids, replace(self.params, seed=next(self._seeds)))
+            [request] = self.llm.make_requests(ids, replace(self.params, seed=seed))
         except InputError as error:
             return Sample(number, turn, time.perf_counter() - asked, error=str(error))
         self._engine.add(request)
@@ -119,8 +121,7 @@ class Player:
             why = request.failure or "no token was generated"
             return Sample(number, turn, seconds, error=why)
         output = tuple(request.output)
-        text = request.text.text
-        return Sample(number, turn, seconds, first - asked, len(output), output, text)
+        return Sample(number, turn, seconds, first - asked, len(output), output, request.text.text)
 
 
 def _goes_on(conversation: Iterator[None]) -> bool:
@@ -128,30 +129,27 @@ def _goes_on(conversation: Iterator[None]) -> bool:
     return next(conversation, True) is None
 
 
-Open = Callable[[Cell, int], Player]  # of a cell, with a seed
-
-
 def play(
     results: list[Result],
     parts: Sequence[tuple[int, Conversations]],
-    opened: Open,
+    opened: Callable[[Cell, int], Player],  # of a cell, with a seed
     on_load: Callable[[], None] = lambda: None,
 ) -> None:
     """Play every part in each cell in turn, and add it to the cell's result. A part is the number
     of its first conversation, and all of them. The order of the cells rotates from one part to the
     next, so that noise of the machine affects all alike. Parts are repeats of all conversations, or
-    single ones, which are compared more fairly.
+    single ones, which are compared more fairly. An answer has the same seed in all cells.
 
     Calls `on_load` after each. Each engine is warmed up at the load of its cell: it observes costs,
     and records graphs on a GPU. Raises RequestFailure where that is not answered.
     """
     step = max(1, len(results) // len(parts))
-    seeds = count(step=SEEDS)
     warm = WeakSet[LLM]()
     for number, (first, conversations) in enumerate(parts):
         turn = number * step % len(results)
         for result in results[turn:] + results[:turn]:
-            player = opened(result.cell, next(seeds))
+            player = None  # the next engine has the memory of the last one
+            player = opened(result.cell, number * SEEDS)
             if player.llm not in warm and (errors := player.warm_up(result.cell.concurrency)):
                 raise RequestFailure(f"{result.cell}: {errors[0]}")
             warm.add(player.llm)
@@ -168,20 +166,23 @@ def measure_acceptance(
 ) -> dict[str, Any]:
     """Answer every turn of every conversation (later turns see the target's earlier answers).
 
-    Returns the cell, what was accepted, rounds, output tokens, and how many turns were left out
-    because their prompt fills the target's context. Raises InputError for a target without a chat
-    template.
+    Returns the cell, what was accepted, rounds, output tokens, how many turns were left out because
+    they or one before them failed, as by a prompt that fills the target's context, and the first
+    error. Raises InputError for a target without a chat template, RequestFailure where all fail.
     """
     prompt_ids(llm.tokenizer, [{"role": "user", "content": conversations[0][0]}])
     cell = Cell(llm.drafting, llm.max_batch, params.temperature)
     played = Player(llm, params).play(conversations, cell.concurrency, on_turns)
     answered = [sample for sample in played.samples if sample.error is None]
+    if not answered:
+        raise RequestFailure(played.errors[0])
     return {
         **cell.row,
         **acceptance_row(played.drafting),
         "rounds": played.drafting.rounds,
         "output_tokens": sum(sample.tokens for sample in answered),
         "skipped_turns": sum(map(len, conversations)) - len(answered),
+        "error": next(iter(played.errors), None),
     }
 
 
@@ -209,15 +210,13 @@ def time_head(
     llm: LLM, measured: list[dict[str, Any]], conversations: Conversations, params: SamplingParams
 ) -> list[Timing]:
     """Time the head in `llm` in every setting of `measured` (rows of `measure_acceptance`), on the
-    first turns of the first conversations; nothing when none fits the target's context."""
-    first = [turns[0] for turns in conversations[:PROMPTS]]
-    fitting = [prompt for prompt in first if _tokens(llm, prompt) < llm.target.max_context]
-    if not fitting:
-        return []
+    first turns of the first conversations. It leaves out a setting in which none of them is
+    answered with the head and without."""
+    prompts = [turns[0] for turns in conversations[:PROMPTS]]
     lengths = {Drafting.from_row(row): row["acceptance_length"] for row in measured}
     few = replace(params, max_tokens=min(MAX_TOKENS, params.max_tokens))
-    alone, *heads = side_by_side(llm, dict.fromkeys(lengths, llm.drafter), fitting, few)
-    timings = [row(head, alone) for head in heads]
+    alone, *heads = side_by_side(llm, dict.fromkeys(lengths, llm.drafter), prompts, few)
+    timings = [one for one in (row(head, alone) for head in heads) if "speed_up" in one]
     return [one | {"acceptance_length": lengths[Drafting.from_row(one)]} for one in timings]
 
 
@@ -263,10 +262,10 @@ def sentence(best: Timing) -> str:
     return f"not worth it: {speed}; {length}: {advice}"
 
 
-def device_name() -> str:
-    """The machine, in words."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def device_name(device: torch.device) -> str:
+    """The GPU, or the machine where the device is its CPU, in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.is_file() else ""
     known = dict(re.findall(r"^(cpu family|model|model name)\s*: (.+)$", text, re.MULTILINE))

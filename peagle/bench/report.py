@@ -22,10 +22,13 @@ COLOURS = {"none": "#8c8c8c", "lookup": "#4f9a5f", "eagle3": "#d98324", "p-eagle
 Row = dict[str, Any]
 
 
-def check() -> None:
-    """Raises InputError when matplotlib is missing, before hours of measuring."""
+def check(output: Path) -> None:
+    """Raises InputError when matplotlib is missing, or the page would replace the JSON file
+    `output`, before hours of measuring."""
     if find_spec("matplotlib") is None:
         raise InputError("matplotlib is not installed", fix="pip install 'peagle[bench]'")
+    if output.suffix == ".html":
+        raise InputError("is the page's name", field="output", value=output, fix="name a JSON file")
 
 
 def write(report: dict[str, Any], output: Path) -> Path:
@@ -58,8 +61,7 @@ def draw(rows: list[Row]) -> list[str]:
         if picture(figure.subplots(), rows):
             file = io.StringIO()
             figure.savefig(file, format="svg")
-            text = file.getvalue()
-            pictures.append(text[text.index("<svg") :])
+            pictures.append("<svg" + file.getvalue().partition("<svg")[2])
     return pictures
 
 
@@ -76,17 +78,15 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
     """Bars of tokens per second at each load; above them, times the target alone."""
     rows = [row for row in fastest(rows) if not row["temperature"]]
     loads = sorted({row["concurrency"] for row in rows})
-    measured = {row["method"] for row in rows}
-    methods = [name for name in COLOURS if name in measured]
+    methods = [name for name in COLOURS if any(row["method"] == name for row in rows)]
     width = 0.8 / max(1, len(methods))
     for number, method in enumerate(methods):
         mine = [row for row in rows if row["method"] == method]
         places = [loads.index(row["concurrency"]) + number * width for row in mine]
         heights = np.array([row["output_tps"] for row in mine])
         edges = np.array([row["output_tps_95"] or [row["output_tps"]] * 2 for row in mine])
-        spread = abs(edges.T - heights)
         look = {"color": COLOURS[method], "label": title(method), "ecolor": "#444444"}
-        bars = axes.bar(places, heights, width, yerr=spread, **look)
+        bars = axes.bar(places, heights, width, yerr=abs(edges.T - heights), **look)
         axes.bar_label(bars, [_speed_up(row) for row in mine], fontsize=7)
     names = [f"c = {load}" for load in loads]
     axes.set_xticks(np.arange(len(loads)) + 0.4 - width / 2, names)

@@ -1,9 +1,11 @@
 """Cells of a measurement, its JSON file, and the comparison of two."""
 
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,8 +59,7 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
 
 def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
     """The JSON file: `about` (device, versions, settings), then a row for each cell played."""
-    repeats = about["settings"]["repeats"]
-    complete = all(len(result.repeats) == repeats for result in results)
+    complete = all(len(result.repeats) == about["settings"]["repeats"] for result in results)
     played = [result for result in results if result.repeats]
     alone = {result.cell.load: result for result in played if result.cell.drafting.k == 0}
     rows = [row(result, alone.get(result.cell.load)) for result in played]
@@ -69,22 +70,21 @@ def environment(device: str) -> dict[str, Any]:
     """Device, versions and commit, as the JSON files have them."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {"device": device, "versions": versions, "git_commit": _commit()}
 
 
 def _commit() -> str | None:
-    """The commit of this clone, with a + where it was changed; None outside of one."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=12"]
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(command, cwd=here, capture_output=True, timeout=10, check=True)
+    """The commit of this clone, with a + where it was changed; None outside of one, also where the
+    package is installed inside another repository."""
+    clone = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(clone), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    environ = {**os.environ, "GIT_CEILING_DIRECTORIES": str(clone.parent)}
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, env=environ, capture_output=True, timeout=10, check=True)
         return done.stdout.decode().strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return None
 
 
 def write_json(file: Path, report: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Measured turns, and the rows of a report: medians, percentiles, bootstrap intervals, ratios."""
 
 from dataclasses import dataclass, field
-from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -98,8 +97,7 @@ class Result:
     @property
     def samples(self) -> list[Sample]:
         """Turns that were answered, of all repeats."""
-        samples = chain.from_iterable(played.samples for played in self.repeats)
-        return [sample for sample in samples if sample.error is None]
+        return [each for played in self.repeats for each in played.samples if each.error is None]
 
     @property
     def speeds(self) -> list[float]:
@@ -110,11 +108,6 @@ class Result:
     def tokens(self) -> int:
         """Output tokens of all repeats."""
         return sum(sample.tokens for sample in self.samples)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that all repeats took."""
-        return sum(played.seconds for played in self.repeats)
 
     @property
     def stats(self) -> Stats:
@@ -134,7 +127,7 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
         "repeats": len(result.repeats),
         "requests": len(samples),
         "output_tokens": result.tokens,
-        "seconds": round(result.seconds, 3),
+        "seconds": round(sum(played.seconds for played in result.repeats), 3),
         "output_tps": round(speed, 2),
         "output_tps_95": interval(speed, result),
         **percentiles("ttft", [s.ttft for s in samples]),
@@ -184,11 +177,14 @@ def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
 
 def compared(result: Result, base: Result) -> dict[str, Any]:
     """Speed-up over the target alone with its 95 % interval; how many greedy answers equal its
-    answers."""
+    answers. Repeats without an answer do not count; nothing is compared where no other is left."""
     if result is base:
         return {"speed_up": 1.0, "speed_up_95": None}
     pairs = zip(result.speeds, base.speeds, strict=False)  # a run may have been cut short
-    ratio = median(speed / base_speed for speed, base_speed in pairs)
+    ratios = [speed / base_speed for speed, base_speed in pairs if speed and base_speed]
+    if not ratios:
+        return {}
+    ratio = median(ratios)
     found = {"speed_up": round(ratio, 3), "speed_up_95": interval(ratio, result, base)}
     return found if result.cell.temperature else found | same(result, base)
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from itertools import chain
 from os.path import expanduser
 from pathlib import Path
 
@@ -49,11 +48,11 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     if name == "humaneval":
         conversations = [[question] for question in human_eval()]
     elif path.is_file() or is_hub_name(path):
-        conversations = read_prompts(path, strict=True)
+        conversations = read_prompts(path, strict=True, limit=limit)
     else:
         fix = "name humaneval, a file or owner/name"
         raise InputError("no such file", field="dataset", value=name, fix=fix)
-    if any(PLACEHOLDER in turn for turn in chain.from_iterable(conversations)):
+    if any(PLACEHOLDER in turn for turns in conversations for turn in turns):
         fix = "fill the set in with its own tool, and name the file that tool writes"
         raise InputError("placeholders stand for texts", field="dataset", value=name, fix=fix)
     shown = path.stem if path.is_file() else name

@@ -71,9 +71,10 @@ def run(
     from peagle.bench import report as pages
     from peagle.bench.native import Player, device_name, play
     from peagle.bench.workload import read_workload
+    from peagle.model.fingerprints import template_hash
 
     check_at_least(1, repeats=repeats, limit=limit)
-    pages.check()  # before hours of measuring
+    pages.check(output)  # before hours of measuring
     common.check_file(output)
     if k is None and nodes is None:
         k = ADAPTIVE
@@ -83,13 +84,14 @@ def run(
     cells = make_cells(methods.split(","), settings, users, heats)
     workload = read_workload(dataset, limit)
     heads = _heads(target, {"eagle3": eagle3, "p-eagle": p_eagle}, cells)
+    llm = common.open_llm(target, replace(model, method="none"))
     about = {
         "target": model_name(target), "dtype": model.dtype, "quantize": model.quantize,
+        "chat_template": model.chat_template and template_hash(llm.target),
         "dataset": workload.name, "turns_sha256": workload.digest,
         "conversations": len(workload.conversations), "max_tokens": sampling.max_tokens,
         "ignore_eos": sampling.ignore_eos, "repeats": repeats, "engine": "native",
     }  # fmt: skip
-    llm = common.open_llm(target, replace(model, method="none"))
     drafters = {m: llm.load_head(head.folder, force=model.force) for m, head in heads.items()}
 
     def opened(cell: Cell, seed: int) -> Player:
@@ -100,7 +102,7 @@ def run(
     here = f"{Path.cwd()}/"  # results do not name the clone's folder
     names = {method: head.name.removeprefix(here) for method, head in heads.items()}
     results = [Result(cell, names.get(cell.drafting.method)) for cell in cells]
-    found = {**environment(device_name()), "settings": about}
+    found = {**environment(device_name(llm.target.device)), "settings": about}
 
     def on_load() -> None:
         write_json(output, report(results, found))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -20,7 +20,7 @@ from peagle.cli.options import App, Fields, refuse_idle
 from peagle.data.dataset import documents_of, mixed, read_conversations
 from peagle.data.endpoint import Servers, connect
 from peagle.data.example import Example
-from peagle.data.records import is_hub_name, read_records
+from peagle.data.records import check_plain, is_hub_name, read_records
 from peagle.data.regenerate import Report
 from peagle.data.regenerate import regenerate as run_regenerate
 from peagle.data.synth import SynthConfig, synthesize
@@ -51,9 +51,10 @@ def synth(
 
     output: JSONL file to append to; records that it holds are not made again.
     """
-    check_at_least(1, max_tokens=config.max_tokens)
+    check_plain(output)
     config = replace(config, template_args=template_args(chat_template_arg or []))
     llm = common.open_llm(target, model)
+    check_template_args(llm.tokenizer, config.template_args)
     with common.counting("records", config.count, common.WRITTEN) as count:
         report = synthesize(llm, output, config, count)
     kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(report.kinds.items()))
@@ -98,6 +99,7 @@ def regenerate(
     """
     sources = [_weighted(source) for source in prompts]
     check_at_least(1, workers=workers, limit=limit)
+    check_plain(output)
     args = template_args(chat_template_arg or [])
     source: LLM | Servers
     if url:
@@ -111,12 +113,10 @@ def regenerate(
         refuse_idle(context, OF_SERVERS, "without `url`")
         source = common.open_llm(target, options)
         tokenizer = source.tokenizer
-        check_template(tokenizer)
         check_template_args(tokenizer, args)
-    read = [
-        (read_conversations(name, system, args, tokenizer=tokenizer, strict=strict), weight)
-        for name, weight in sources
-    ]
+    most = limit if all(weight is None for _, weight in sources) else None
+    how: dict[str, Any] = {"tokenizer": tokenizer, "strict": strict, "limit": most}
+    read = [(read_conversations(name, system, args, **how), weight) for name, weight in sources]
     conversations = mixed(read, sampling.seed)
     with common.counting("answers", None, common.WRITTEN) as count:
         report = run_regenerate(source, conversations, output, sampling, limit, count)
@@ -132,8 +132,9 @@ def template_args(texts: list[str]) -> dict[str, Any]:
             why = "expected name=value, each name once"
             raise InputError(why, field="chat_template_arg", value=text)
         try:
-            args[name] = yaml.safe_load(value)
-        except (yaml.YAMLError, RecursionError) as error:
+            # Dates and the like are texts: a record is JSON.
+            args[name] = json.loads(json.dumps(yaml.safe_load(value), default=str))
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
             raise InputError(first_line(error), field="chat_template_arg", value=value) from error
     return args
 
@@ -154,10 +155,10 @@ def _weighted(source: str) -> tuple[str, float | None]:
 
 def _print_report(report: Report, output: Path) -> None:
     common.screen.print(f"wrote {report.answers} answers to {output}")
-    if report.skipped:
-        common.warn(f"turns left out, too long to answer: {report.skipped}")
     for problem in report.problems:
         common.warn(problem)
+    if report.skipped:
+        common.warn(f"turns left out, too long to answer or failed: {report.skipped}")
     if report.failed:
         failed = f"records without an answer: {report.failed}; run again to ask for them"
         common.screen.print(failed)
@@ -213,9 +214,10 @@ def _show_record(
     shown = []
     for whole, used in documents_of(record, tokenizer, max_length):
         texts = list(pieces(used, tokenizer))
+        parts = [{"text": text, "supervised": mine} for text, mine in texts]
         counts = {"tokens": len(used.ids), "answer_tokens": sum(used.supervised)}
         counts["cut_tokens"] = len(whole.ids) - len(used.ids)
-        shown.append({**counts, **used._asdict(), "pieces": [piece._asdict() for piece in texts]})
+        shown.append({**counts, **used._asdict(), "pieces": parts})
         if not as_json:
             typer.echo("".join(f"⟦{text}⟧" if mine else text for text, mine in texts))
             cut = f", {counts['cut_tokens']} cut" * bool(counts["cut_tokens"])
@@ -223,13 +225,6 @@ def _show_record(
             typer.echo(f"--- {counts['tokens']} tokens, {trained}{cut}")
     if as_json:
         typer.echo(json.dumps({"documents": shown}, ensure_ascii=False))
-
-
-class Piece(NamedTuple):
-    """Neighbouring tokens that are all supervised, or all not."""
-
-    text: str
-    supervised: bool
 
 
 def summarize(
@@ -274,8 +269,9 @@ def nth_record(path: Path, number: int) -> dict[str, Any]:
     raise InputError(f"{path} has fewer records", field="record", value=number)
 
 
-def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
-    """Split a document's text, special tokens included, where supervision begins or ends."""
+def pieces(example: Example, tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, bool]]:
+    """Split a document's text, special tokens included, where supervision begins or ends; yield
+    each text, and whether it is supervised."""
     pairs = zip(example.ids, example.supervised, strict=True)
     for supervised, run in groupby(pairs, key=lambda pair: pair[1]):
-        yield Piece(tokenizer.decode([token for token, _ in run]), supervised)
+        yield tokenizer.decode([token for token, _ in run]), supervised

@@ -88,8 +88,9 @@ def evaluate(
         while used:  # nothing keeps an LLM, whose engine has its share of memory, after its turn
             row = measure_acceptance(used.pop(0), prompts, params, lambda n: bar.advance(task, n))
             rows.append({"dataset": dataset.stem, **row})
-    if skipped := rows[0]["skipped_turns"]:
-        common.warn(f"{skipped} turns left out: longer than the context")
+    most = max(rows, key=lambda row: row["skipped_turns"])
+    if most["skipped_turns"]:
+        common.warn(f"{most['skipped_turns']} turns left out, the first by: {most['error']}")
     judged = None
     if not no_timing:
         with common.screen.status("timing the target with and without the head"):
@@ -136,7 +137,7 @@ def demo(
     with common.progress_bar("answers") as bar:
         task = bar.add_task("", total=len(questions) * (1 + len(drafters)))
         measured = side_by_side(llm, drafters, questions, sampling, lambda: bar.advance(task))
-    device = device_name()
+    device = device_name(llm.target.device)
     settings = {
         "target": DEMO_TARGET, "dtype": DEMO_DTYPE, "quantize": None, "dataset": "humaneval",
         "max_tokens": sampling.max_tokens, "repeats": len(questions), "engine": "native",

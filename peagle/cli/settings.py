@@ -26,9 +26,10 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     """Settings of a file; null leaves an option alone."""
     if path is None:
         return
+    existing_file(path, "config")
     try:
-        loaded = yaml.safe_load(existing_file(path, "config").read_text())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        loaded = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8, no date
         raise InputError(f"not YAML ({first_line(error)})", field="config", value=path) from error
     if not isinstance(loaded, dict):
         raise InputError("expected name: value lines", field="config", value=path)

@@ -16,7 +16,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +230,7 @@ class Captures(Documents[Shard]):
         the target's output are left for later."""
         for shards in self.captures:
             try:
-                found = fingerprint(chain.from_iterable(shard.examples() for shard in shards))
+                found = fingerprint(Documents(shards))
             except (TypeError, ValueError, RuntimeError):  # tensors of another kind or shape
                 found = ""
             if found != shards[0].origin.data:

@@ -18,19 +18,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 import peagle
-from peagle.data.chat import (
-    ASKING,
-    SYSTEM_ROLES,
-    Conversation,
-    Message,
-    Style,
-    check_text,
-    encode_documents,
-    render,
-    system_turn,
-    to_messages,
-    to_style,
-)
+from peagle.data import chat
 from peagle.data.documents import Documents, Part, tensors_of
 from peagle.data.example import Example
 from peagle.data.records import NoAnswer, usable
@@ -40,17 +28,19 @@ from peagle.model.template import NO_ARGS
 from peagle.paths import cache_dir
 
 LEFT_OUT = "left_out.json"  # warnings about records that were left out
-ANSWER: Message = {"role": "assistant", "content": "answer"}
+ANSWER: chat.Message = {"role": "assistant", "content": "answer"}
 FILE = 1 << 20  # tokens of a file: read as lists, they fit the memory
 T = TypeVar("T")
 
 
-def read_prompts(path: str | Path, *, strict: bool = False) -> list[list[str]]:
-    """Return the user turns of every record: `turns` (a list, or one text), a `question`, or the
-    user messages of a conversation."""
+def read_prompts(
+    path: str | Path, *, strict: bool = False, limit: int | None = None
+) -> list[list[str]]:
+    """Return the user turns of all records, or of the first ones: `turns` (a list, or one text), a
+    `question`, or the user messages of a conversation."""
     return [
         [m["content"] for ask in conversation.asks for m in ask if m["role"] == "user"]
-        for conversation in read_conversations(path, strict=strict)
+        for conversation in read_conversations(path, strict=strict, limit=limit)
         if conversation.asks
     ]
 
@@ -62,27 +52,28 @@ def read_conversations(
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,  # whose template must take them
     strict: bool = False,
-) -> list[Conversation]:
-    """Read the user's side of every record, turn by turn: `turns`, or a conversation without its
+    limit: int | None = None,  # records to read; None: all
+) -> list[chat.Conversation]:
+    """Read the user's side of records, turn by turn: `turns`, or a conversation without its
     answers. A record that cannot be used (see `usable`) gives an empty conversation.
 
     A record keeps its own system turn; others begin with `system`. Tool calls and their results
     stay where they are. `template_args` go over the record's own.
     """
 
-    def parse(record: dict[str, Any]) -> Conversation:
+    def parse(record: dict[str, Any]) -> chat.Conversation:
         asks = _asks(_messages(record))
-        style = to_style(record)
-        if asks[0][0]["role"] not in SYSTEM_ROLES:
-            asks[0] = system_turn(system) + asks[0]
-        style = Style(style.tools, {**style.args, **template_args})
-        check_text([asks, style])
+        style = chat.to_style(record)
+        if asks[0][0]["role"] not in chat.SYSTEM_ROLES:
+            asks[0] = chat.system_turn(system) + asks[0]
+        style = chat.Style(style.tools, {**style.args, **template_args})
+        chat.check_text([asks, style])
         if tokenizer is not None:
             answered = [turn for ask in asks for turn in (*ask, ANSWER)]
-            render(tokenizer, answered, answer=False, style=style)
-        return Conversation(asks, style)
+            chat.render(tokenizer, answered, answer=False, style=style)
+        return chat.Conversation(asks, style)
 
-    return [found or Conversation([]) for found in usable(path, parse, strict)]
+    return [found or chat.Conversation([]) for found in usable(path, parse, strict, limit)]
 
 
 def mixed(sources: Sequence[tuple[Iterable[T], float | None]], seed: int | None) -> list[T]:
@@ -102,12 +93,12 @@ def mixed(sources: Sequence[tuple[Iterable[T], float | None]], seed: int | None)
     return found
 
 
-def _messages(record: dict[str, Any]) -> list[Message]:
+def _messages(record: dict[str, Any]) -> list[chat.Message]:
     """Messages of a record, whose user turns are texts. Raises InputError otherwise."""
     turns = record.get("turns", record.get("question"))
     if turns is None:
         try:
-            messages = to_messages(record)
+            messages = chat.to_messages(record)
         except InputError as error:
             if "messages" in record or "conversations" in record:
                 raise
@@ -121,20 +112,20 @@ def _messages(record: dict[str, Any]) -> list[Message]:
     return messages
 
 
-def _asks(messages: list[Message]) -> list[list[Message]]:
+def _asks(messages: list[chat.Message]) -> list[list[chat.Message]]:
     """Messages between answers: each list ends with a user's turn or a tool's result."""
-    asks: list[list[Message]] = []
-    current: list[Message] = []
+    asks: list[list[chat.Message]] = []
+    current: list[chat.Message] = []
     for message in messages:
         role = message["role"]
         calls = message.get("tool_calls")
-        ready = bool(current) and current[-1]["role"] in ASKING
+        ready = bool(current) and current[-1]["role"] in chat.ASKING
         if ready and (role == "user" or (role == "assistant" and not calls)):
             asks.append(current)
             current = []
         if role != "assistant" or calls:
             current.append(message)
-    if current and current[-1]["role"] in ASKING:
+    if current and current[-1]["role"] in chat.ASKING:
         asks.append(current)
     if not asks:
         raise InputError("ends with a tool call that has no result: nothing to answer")
@@ -225,7 +216,7 @@ def to_examples(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
             why = "has a token id beyond the target's vocabulary; it may be another target's answer"
             raise InputError(why, field="answer_ids", value=largest)
         return [Example([*prompt, *answer], [False] * len(prompt) + [True] * len(answer))]
-    return encode_documents(tokenizer, to_messages(record), to_style(record))
+    return chat.encode_documents(tokenizer, chat.to_messages(record), chat.to_style(record))
 
 
 def _token_ids(value: object) -> TypeGuard[list[int]]:

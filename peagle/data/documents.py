@@ -6,7 +6,7 @@ Shapes: D documents and N tokens of a file.
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from itertools import accumulate
@@ -58,10 +58,6 @@ class Part:
         """Return a document, counted from 0 in the file."""
         rows = slice(*self.bounds[document : document + 2].tolist())
         return Example(self.tensor("ids")[rows].tolist(), self.tensor("supervised")[rows].tolist())
-
-    def examples(self) -> Iterator[Example]:
-        """Yield all documents."""
-        return map(self.example, range(len(self)))
 
     def bad(self, why: str) -> InputError:
         """The error of a file that cannot be used."""

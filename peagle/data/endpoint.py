@@ -36,7 +36,8 @@ class PendingRecord:
     messages: list[Message] = field(default_factory=list)  # turns so far, with their answers
     lines: list[dict[str, Any]] = field(default_factory=list)
     answers: int = 0
-    skipped: int = 0  # turns not answered: the first that the context has no room for, and the rest
+    skipped: int = 0  # turns not answered: the first without room, or that failed, and the rest
+    problem: str | None = None  # why that one failed
     tries: int = 0  # failed requests, counted by the caller
 
     @property
@@ -62,9 +63,10 @@ class PendingRecord:
         style = self.conversation.style.in_line()
         self.lines.append({"record": self.number, "messages": self.messages, **style, **known})
 
-    def skip(self) -> None:
-        """Give up the rest: the next turn does not fit."""
+    def skip(self, problem: str | None = None) -> None:
+        """Give up the rest: the next turn does not fit, or has failed by a `problem`."""
         self.skipped = len(self.conversation.asks) - self.answers
+        self.problem = problem
 
 
 # Called with records that are finished.
@@ -198,7 +200,8 @@ async def _answer(
         try:
             answer = await _ask(client, endpoint, body | limit)
         except RequestError as error:
-            if error.status not in (400, 413) or "context" not in str(error).lower():
+            too_long = error.status == 413 or "context" in str(error).lower()
+            if error.status not in (400, 413) or not too_long:
                 raise
         else:
             record.add_answer(answer)
@@ -209,7 +212,7 @@ async def _answer(
 def _body(
     model: str, messages: list[Message], style: Style, params: SamplingParams
 ) -> dict[str, Any]:
-    last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
     body = {
         "model": model,
         "messages": [_to_api(m, index < last) for index, m in enumerate(messages)],

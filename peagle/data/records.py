@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -44,10 +45,8 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError as error:
             why = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
             raise InputError(f"not JSON ({why})", value=line_name) from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"not UTF-8 ({error.reason})", value=line_name) from error
-        except RecursionError as error:
-            raise InputError("nested too deeply", value=line_name) from error
+        except (ValueError, RecursionError) as error:  # not UTF-8, too many digits or levels
+            raise InputError(f"not JSON ({first_line(error)})", value=line_name) from error
         if not isinstance(record, dict):
             found = type(record).__name__
             raise InputError(f"expected a JSON object, found {found}", value=line_name)
@@ -99,10 +98,10 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def usable(
-    path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool
+    path: str | Path, parse: Callable[[dict[str, Any]], T], strict: bool, limit: int | None = None
 ) -> Iterator[T | None]:
-    """Parse the records of a file; a record for which `parse` raises InputError gives None. An
-    InputWarning counts these by reason, at the end.
+    """Parse the records of a file, at most `limit`; a record for which `parse` raises InputError
+    gives None. An InputWarning counts these by reason, at the end.
 
     Raises InputError for an empty file, for one of which nothing or less than 95 % can be used
     (NoAnswer is no fault), and, `strict`, for the first record that cannot.
@@ -111,7 +110,7 @@ def usable(
     examples: dict[str, str] = {}
     number = 0
     wrong = 0
-    for number, record in enumerate(read_records(path), start=1):
+    for number, record in enumerate(islice(read_records(path), limit), start=1):
         try:
             yield parse(record)
         except InputError as error:
@@ -132,6 +131,13 @@ def usable(
         raise InputError(why, value=Path(path))
     if lost:
         warnings.warn(f"{path}: {why}: they are left out", InputWarning, stacklevel=2)
+
+
+def check_plain(output: Path) -> None:
+    """Raises InputError for a file that `read_records` would not read as plain JSON lines."""
+    if output.suffix in (".gz", ".parquet"):
+        why = "is written as plain JSON lines"
+        raise InputError(why, field="output", value=output, fix="name a .jsonl file")
 
 
 def open_to_append(output: Path) -> BinaryIO:
@@ -156,7 +162,8 @@ def read_back(
     Returns a parsed value and the line's first byte for each.
 
     A last line that a kill cut short is removed from the file. Raises InputError, and leaves the
-    file as it is, when `parse` raises LookupError, TypeError or ValueError.
+    file as it is, when `parse` raises LookupError, TypeError or ValueError; for the reason of an
+    InputError.
     """
     found: list[tuple[T, int]] = []
     size = 0
@@ -167,7 +174,7 @@ def read_back(
         try:
             found.append((parse(json.loads(line)), size))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            why = f"not written by `peagle data {command}`"
+            why = getattr(error, "why", f"not written by `peagle data {command}`")
             at = Path(f"{file.name}:{number}")
             raise InputError(why, field="output", value=at, fix="name another file") from error
         size += len(line)

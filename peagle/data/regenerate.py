@@ -1,6 +1,7 @@
 """Answers of the target to prompts: the text that a drafter must learn to predict."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -8,7 +9,7 @@ from peagle.data.chat import Conversation, prompt_ids, to_message
 from peagle.data.endpoint import PendingRecord, Servers, Write, ask_servers
 from peagle.data.records import append, open_to_append, read_back
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.errors import InputError
 
 GROUPS = 4  # batches of records that are answered together
@@ -18,9 +19,9 @@ class Report(NamedTuple):
     """Counts of a run."""
 
     answers: int  # written
-    skipped: int  # turns left out: the first that the context has no room for, and the rest
+    skipped: int  # turns left out: the first without room in the context, or that failed, and later
     failed: int  # records that an endpoint could not answer; the next run tries again
-    problems: list[str]  # errors of endpoints
+    problems: list[str]  # errors of endpoints, and of turns that failed
 
 
 def regenerate(
@@ -39,8 +40,8 @@ def regenerate(
     of all that are wanted, and of the tokens that this run wrote.
 
     Records already in `output` are skipped, so a stopped run continues. Raises InputError when
-    `output` holds anything else or is being written by another process, or no endpoint is left to
-    ask.
+    `output` holds anything else, also answers to other prompts, or is being written by another
+    process, or no endpoint is left to ask; RequestFailure when turns fail before any is answered.
     """
     problems: list[str] = []
     wanted = conversations[:limit]
@@ -57,18 +58,20 @@ def regenerate(
             append(file, lines)
             left -= sum(len(record.conversation.asks) for record in records)
             tokens += sum(len(line.get("answer_ids", ())) for line in lines)
+            problems.extend(f"record {r.number + 1}: {r.problem}" for r in records if r.problem)
             on_answers(total - left, total, tokens)
 
         write([])
         if isinstance(source, Servers):
-            problems = ask_servers(source, todo, params, write)
+            problems += ask_servers(source, todo, params, write)
         else:
             group = source.max_batch * GROUPS
             for start in range(0, len(todo), group):
                 _answer_group(source, todo[start : start + group], params, write)
+                if problems and not any(record.answers for record in todo):
+                    raise RequestFailure(problems[0])
     answers = sum(record.answers for record in todo if not record.open)
-    skipped = sum(record.skipped for record in todo)
-    return Report(answers, skipped, sum(record.open for record in todo), problems)
+    return Report(answers, sum(r.skipped for r in todo), sum(r.open for r in todo), problems)
 
 
 def _answer_group(
@@ -95,20 +98,27 @@ def answer_turn(
     params: SamplingParams,
     on_answer: Callable[[], None] = lambda: None,  # when one has ended
 ) -> None:
-    """Answer the next turn of all records together; a turn that does not fit is skipped."""
+    """Answer the next turn of all records together; a turn that does not fit, or fails, is skipped.
+    An answer is shorter than `params` allow where the context or the KV cache has less room."""
     asked: list[PendingRecord] = []
     prompts: list[list[int]] = []
+    shortened: list[SamplingParams] = []
     for record in records:
         try:
             ids = prompt_ids(llm.tokenizer, record.asked(), record.conversation.style)
         except InputError as error:
             raise InputError(f"record {record.number + 1}: {error}", field="prompts") from error
-        if len(ids) < llm.target.max_context:
+        room = llm.context - len(ids)
+        if room > 0:
             asked.append(record)
             prompts.append(ids)
+            shortened.append(replace(params, max_tokens=min(room, params.max_tokens)))
         else:
             record.skip()
-    for number, answer in llm.stream(prompts, params).ended() if asked else ():
+    for number, answer in llm.stream(prompts, shortened).ended() if asked else ():
+        if answer.failure is not None:
+            asked[number].skip(answer.failure)
+            continue
         ids = prompts[number]
         message = to_message(llm.tokenizer, ids, answer.token_ids, answer.text)
         tokens = {"prompt_ids": ids, "answer_ids": list(answer.token_ids)}
@@ -122,9 +132,13 @@ def _finished_records(file: BinaryIO, conversations: Sequence[Conversation]) -> 
     turns: its lines are then removed from the file, and it is answered again."""
 
     def answers(line: dict[str, Any]) -> tuple[int, int]:
-        if "draw" in line or type(line["record"]) is not int:
+        record = line["record"]
+        if "draw" in line or type(record) is not int:
             raise ValueError  # `peagle data synth` wrote it
-        return line["record"], int(line.get("answers", 1))
+        for asks, _ in conversations[record : record + 1]:
+            if asks and line["messages"][: len(asks[0])] != asks[0]:
+                raise InputError("holds answers to other prompts")
+        return record, int(line.get("answers", 1))
 
     found = read_back(file, "regenerate", answers)
     records = [record for (record, _), _ in found]

@@ -23,7 +23,7 @@ from peagle.data.endpoint import PendingRecord
 from peagle.data.records import append, open_to_append, read_back
 from peagle.data.regenerate import answer_turn
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.errors import InputError, check_at_least
 from peagle.model.template import apply_template
 
@@ -54,7 +54,7 @@ class SynthConfig:
     template_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_at_least(1, count=self.count)
+        check_at_least(1, count=self.count, max_tokens=self.max_tokens)
 
 
 class SynthReport(NamedTuple):
@@ -118,7 +118,8 @@ def synthesize(
     each a line with `record`, `kind`, `draw`, `messages`, `prompt_ids`, `answer_ids`.
 
     Raises InputError when the template cannot be cut, `output` holds anything else or is being
-    written by another process, or 200 drafts in a row cannot be used.
+    written by another process, or 200 drafts in a row cannot be used; RequestFailure when an answer
+    fails.
     """
     return _Synthesis(llm, config).run(output, on_record)
 
@@ -200,7 +201,7 @@ class _Synthesis:
             return "too short"
         draft.text = (draft.starter + text).strip()
         prompt = prompt_ids(tokenizer, self._asked(draft.text), self.style)
-        if len(prompt) > self.llm.target.max_context // 2:
+        if len(prompt) > self.llm.context // 2:
             return "too long"
         return None
 
@@ -214,10 +215,11 @@ class _Synthesis:
         asked = [Conversation([self._asked(draft.text)], self.style) for draft in drafts]
         records = [PendingRecord(number, each) for number, each in enumerate(asked, start=first)]
         answer_turn(self.llm, records, SamplingParams(max_tokens=self.config.max_tokens))
+        if failed := [record.problem for record in records if record.problem]:
+            raise RequestFailure(failed[0])
         # Each record has one turn, so one line.
-        lines = [record.lines[0] for record in records]
-        both = zip(drafts, lines, strict=True)
-        return [{**line, "kind": draft.kind, "draw": draft.number} for draft, line in both]
+        both = zip(drafts, records, strict=True)
+        return [{**r.lines[0], "kind": draft.kind, "draw": draft.number} for draft, r in both]
 
     def _asked(self, text: str) -> list[Message]:
         return [*self.system, {"role": "user", "content": text}]

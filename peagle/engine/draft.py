@@ -59,8 +59,7 @@ class Proposer:
         features = self.features.read(torch.tensor(at))
         steps = self.method.draft(DraftPass(self.model, self.cache, slots, features))
         siblings = SIBLINGS if nodes and self.method.parallel else 1
-        table, drafter = self.correction_table, self.model.drafter
-        scorer = Scorer(self.method, drafter, table, siblings, chance)
+        scorer = Scorer(self.method, self.model.drafter, self.correction_table, siblings, chance)
         if not self.method.parallel:
             return scorer.chains(steps, matchers)
         states = next(steps, None)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from peagle.backends.base import Backend
 from peagle.catalog import model_name
 from peagle.engine.drafting import Drafting
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Request
 from peagle.engine.run import Completion, Run
 from peagle.engine.sampling import Sampler, check_tokens
@@ -135,7 +135,7 @@ class LLM(Setup):
         return ids
 
     def _too_long(self, size: str, field: str) -> InputError:
-        room = f"{self.target.max_context} tokens with the answer"
+        room = f"{self.target.max_context} tokens of context with the answer"
         why = f"{size}; {model_name(self.target.name)} takes {room}"
         return InputError(why, field=field, fix="shorten it")
 
@@ -172,8 +172,11 @@ class LLM(Setup):
         Raises RequestFailure, once all have ended, when one of them could not go on; `stream` gives
         the finish_reason of each.
         """
-        answers = dict(self.stream(prompts, params).ended())
-        return [answers[number] for number in sorted(answers)]
+        answers = [answer for _, answer in sorted(self.stream(prompts, params).ended())]
+        for number, answer in enumerate(answers):
+            if answer.failure is not None:
+                raise RequestFailure(f"answer {number}: {answer.failure}")
+        return answers
 
     def stream(
         self,

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from peagle.engine.engine import Engine
-from peagle.engine.params import RequestFailure, TokenLogprob
+from peagle.engine.params import TokenLogprob
 from peagle.engine.request import Chunk, FinishReason, Request, Stats
 
 
@@ -74,8 +74,7 @@ class Run:
         return self.engine.fetch(*self.requests)
 
     def ended(self) -> Iterator[tuple[int, Completion]]:
-        """Each answer when it ends, with its number. Raises RequestFailure, once all have ended,
-        when one of them could not go on."""
+        """Each answer when it ends, with its number; `failure` is set of one that failed."""
         left = self.requests
         with closing(self):
             while left:
@@ -84,11 +83,7 @@ class Run:
                     ended = [request for request in left if request.finish_reason is not None]
                 left = [request for request in left if request not in ended]
                 for request in ended:
-                    if request.failure is None:
-                        yield request.index, Completion.of(request)
-        for request in self.requests:
-            if request.failure is not None:
-                raise RequestFailure(f"answer {request.index}: {request.failure}")
+                    yield request.index, Completion.of(request)
 
     def completions(self) -> list[Completion]:
         """Answers in the order of the prompts, once iteration has ended."""

@@ -67,7 +67,7 @@ class Scheduler:
         if self.max_blocks(tokens) > self.pool.count:
             needed = tokens + self.num_lookahead_tokens
             room = self.pool.count * self.pool.size
-            why = f"needs {needed} tokens of KV cache with its answer, all of it is {room}"
+            why = f"takes {needed} tokens of context with its answer, the KV cache has {room}"
             fix = "lower `max_tokens` or raise `kv_tokens`"
             raise InputError(why, field=f"prompt[{index}]", fix=fix)
 

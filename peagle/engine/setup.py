@@ -74,6 +74,15 @@ class Setup:
         with self.shared.lock:
             return self._engine
 
+    @property
+    def context(self) -> int:
+        """Tokens of the longest request that can run, with its answer: the target's context, or
+        those that there is KV cache for."""
+        scheduler = self.engine.scheduler
+        if scheduler.max_blocks(self.target.max_context) <= scheduler.pool.count:
+            return self.target.max_context
+        return scheduler.pool.count * BLOCK - scheduler.num_lookahead_tokens
+
     @cached_property
     def _engine(self) -> Engine:
         target = self.target

@@ -77,6 +77,4 @@ class BaseTarget:
 
 def listed(ids: list[int] | int | None) -> list[int]:
     """Token ids of a config, which has one, several or none."""
-    if ids is None:
-        return []
-    return ids if isinstance(ids, list) else [ids]
+    return [ids] if isinstance(ids, int) else ids or []

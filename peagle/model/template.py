@@ -69,7 +69,9 @@ def apply_template(
 def check_template_args(
     tokenizer: PreTrainedTokenizerBase, args: Mapping[str, Any], field: str = "chat_template_arg"
 ) -> None:
-    """Raises InputError, which names the `field`, for an argument the template would not read."""
+    """Raises InputError, which names the `field`, for an argument the template would not read, and
+    when there is no template."""
+    check_template(tokenizer)
     template = tokenizer.get_chat_template()
     taken = inspect.signature(tokenizer.apply_chat_template).parameters
     for name in args:

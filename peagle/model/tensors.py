@@ -33,9 +33,10 @@ def precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated."""
+    """Bytes that can still be allocated; of a GPU also those that torch keeps to use them again."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return main_memory()[1]
 
 

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from peagle import __version__
-from peagle.backends.batch import BLOCK
 from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError
@@ -48,13 +47,9 @@ class Api:
         self.llm = llm
         self.config = config
         self.created = int(time())
-        engine = llm.engine
-        self.metrics = Metrics(engine, config.model)
+        self.metrics = Metrics(llm.engine, config.model)
         self.worker = Worker(llm, self.metrics, config.max_queue, config.max_seconds)
-        self.context = llm.target.max_context  # or the longest request that there is room for
-        scheduler = engine.scheduler
-        if scheduler.max_blocks(self.context) > scheduler.pool.count:
-            self.context = scheduler.pool.count * BLOCK - scheduler.num_lookahead_tokens
+        self.context = llm.context
 
     async def models(self) -> responses.Models:
         """The list of models, which has one."""

@@ -43,8 +43,7 @@ def model_card(config: DrafterConfig) -> ModelCard:
         mark=MARK,
         here=HERE,
         config=config,
-        title=method.title,
-        parallel=method.parallel,
+        method=method,
         target=base or Path(trained).name,  # without a local path
         served=base or "TARGET",
         local=trained if trained in load_catalog() else base or "TARGET",

@@ -7,7 +7,7 @@ from tiny import make_drafter, make_target
 from peagle.bench.native import measure_acceptance
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Stats
 
 CONVERSATIONS = [["the cat", "the hat"], ["what a day"], ["mat", "sat", "ran"]]
@@ -53,6 +53,7 @@ def test_equals_the_turns_one_by_one(llm: LLM) -> None:
         "rounds": stats.rounds,
         "output_tokens": tokens,
         "skipped_turns": 0,
+        "error": None,
     }
 
 
@@ -67,7 +68,10 @@ def test_turns_beyond_the_context_are_left_out(llm: LLM) -> None:
     too_long = "the cat sat on the mat " * 60
     alone = measure_acceptance(llm, [["mat"]], GREEDY)
     with_long = measure_acceptance(llm, [["mat", too_long, "hat"], [too_long]], GREEDY)
-    assert with_long == alone | {"skipped_turns": 3}
+    assert "takes 256 tokens of context" in with_long["error"]
+    assert with_long == alone | {"skipped_turns": 3, "error": with_long["error"]}
+    with pytest.raises(RequestFailure, match="takes 256 tokens of context"):
+        measure_acceptance(llm, [[too_long], [too_long, "mat"]], GREEDY)
 
 
 def test_a_target_without_a_template_is_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.bench.native import Player
+from peagle.bench.native import Player, device_name
 from peagle.bench.summary import Sample
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
@@ -113,6 +114,14 @@ def test_an_engine_that_breaks_ends_the_load(llm: LLM, monkeypatch: pytest.Monke
     monkeypatch.setattr(llm.engine, "step", broken)
     with pytest.raises(RequestFailure, match="no more"):
         Player(llm, PARAMS).play([["the cat"]], 1)
+
+
+def test_the_device_that_is_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU of {device}")
+    assert device_name(torch.device("cuda:1")) == "GPU of cuda:1"
+    assert device_name(torch.device("cpu")).endswith(" cores")
 
 
 @pytest.mark.parametrize(("tokens", "tpot"), [(1, None), (3, 0.4)])

@@ -1,7 +1,9 @@
 """The three-way comparison: same prompts, interleaved, order rotating, one result each."""
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
+from weakref import ref
 
 import pytest
 from tiny import METHODS, make_drafter, make_target
@@ -64,6 +66,37 @@ def test_each_engine_is_warmed_up_at_its_load(llm: LLM, monkeypatch: pytest.Monk
     native.play(results, parts, lambda cell, seed: Player(next(opened), PARAMS))
     assert played == [(id(each), count) for each in engines for count in (3, len(PROMPTS))]
     assert results[0].tokens == 2 * 48
+
+
+def test_an_answer_has_the_same_seed_in_all_cells(llm: LLM) -> None:
+    """Whatever the load; and another one in each part."""
+    results = [Result(Cell(Drafting(), load, 1.0)) for load in (1, 3)]
+    parts = [(0, [["the cat", "then"], ["what a day"], ["mat"]])] * 2
+
+    def opened(cell: Cell, seed: int) -> Player:
+        return Player(llm, replace(PARAMS, temperature=1.0, seed=seed))
+
+    native.play(results, parts, opened)
+    said = [
+        [{sample.key: sample.output for sample in played.samples} for played in result.repeats]
+        for result in results
+    ]
+    assert said[0] == said[1]
+    first, second = said[0]
+    assert len({*first.values(), *second.values()}) == 8
+
+
+def test_the_next_engine_has_the_memory_of_the_last(llm: LLM) -> None:
+    made = list[ref[LLM]]()
+
+    def opened(cell: Cell, seed: int) -> Player:
+        assert not any(each() for each in made)
+        used = llm.use(None, lookup=False)
+        made.append(ref(used))
+        return Player(used, PARAMS)
+
+    native.play([Result(Cell(Drafting(), 1, 0.0))], [(0, [["the cat"]])] * 3, opened)
+    assert len(made) == 3
 
 
 def test_order_rotates(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,14 @@ def test_speeds_without_avx512_are_kept_apart(benchmark_script, monkeypatch) -> 
         assert suite.file_name("bench", "cuda") == "bench.json"
 
 
+def test_a_context_takes_problems_to_fill_it(benchmark_script) -> None:
+    after = benchmark_script("acceptance").after
+    problems = ["x" * 100] * 9
+    assert {len(text) for [text] in after(problems, 2, 100)} == {320 + 2 + 100}
+    with pytest.raises(SystemExit, match="after --limit 7 have no 100 tokens: lower it"):
+        after(problems, 7, 100)
+
+
 def test_what_is_left_out_says_why(steps) -> None:
     assert "name it with --qwen" in steps()["engines_qwen"].missing
     assert steps(qwen="a.gguf")["engines_qwen"].command[-8:-6] == ["--target", "a.gguf"]

@@ -92,6 +92,15 @@ def test_speed_up_is_repeat_by_repeat() -> None:
     assert found["speed_up_95"] == [2, 2]
 
 
+def test_repeats_without_an_answer_do_not_count() -> None:
+    fast, base = result("p-eagle", [[20, 20]] * 3), result("none", [[10, 10]] * 3)
+    base.repeats[0] = base.repeats[0]._replace(samples=[])
+    fast.repeats[1] = fast.repeats[1]._replace(samples=[])
+    assert row(fast, base)["speed_up"] == 2
+    base.repeats[2] = base.repeats[2]._replace(samples=[])
+    assert "speed_up" not in row(fast, base)
+
+
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_intervals_hold_the_point_and_tell_spread(concurrency: int) -> None:
     rng = np.random.default_rng(0)

@@ -130,5 +130,13 @@ def test_timing_is_interleaved_and_short(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert alone["speed_up_95"] is None
 
 
+def test_a_prompt_that_the_kv_cache_has_no_room_for_is_not_timed() -> None:
+    target = make_target()
+    llm = LLM(target, make_drafter(target, "p-eagle"), kv_tokens=64)
+    conversations = [["the cat"], ["the cat " * 40], ["mat"]]
+    [timing] = time_head(llm, [MEASURED], conversations, SamplingParams(max_tokens=4))
+    assert timing["requests"] == 2 and timing["speed_up"] > 0
+
+
 def test_nothing_is_timed_when_no_prompt_fits(llm: LLM) -> None:
     assert time_head(llm, [MEASURED], [["the cat " * 300]], SamplingParams()) == []

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
@@ -80,6 +82,13 @@ def test_placeholders_are_refused(tmp_path: Path) -> None:
 def test_neither_a_file_nor_a_hub_id(name: str) -> None:
     with refused("dataset"):
         read_workload(name)
+
+
+def test_no_more_is_read_of_a_hub_than_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ({"question": word if word != "sat" else 1 / 0} for word in ("cat", "hat", "sat"))
+    hub = SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert read_workload("o/n", 2).conversations == [["cat"], ["hat"]]
 
 
 def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,7 @@ def test_train_options(refused, training: Words, tmp_path: Path, options, field:
         ("lr: fast", "lr"),
         ("- a\n- b", "config"),
         ("a: [", "config"),
+        ("output: 2024-13-45", "config"),  # no date
     ],
 )
 def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, field: str) -> None:

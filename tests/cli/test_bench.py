@@ -1,6 +1,9 @@
 """`peagle bench`: the file, the page and the pictures; comparisons; what is refused."""
 
 import json
+import shutil
+import subprocess
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from json_files import read_json, write_lines
 from runner import Refused, invoke
 
 from peagle.bench import report as pages
+from peagle.bench import run
 from peagle.bench.summary import doubt
 from peagle.cli.bench import COLUMNS
 from peagle.cli.measure import print_rows
@@ -161,6 +165,32 @@ def test_not_comparable(
     refused("bench", "compare", measured, other, field=field)
 
 
+def test_another_chat_template_is_not_comparable(
+    measured: Path, target: Path, questions: Path, tmp_path: Path, refused: Refused
+) -> None:
+    output = tmp_path / "bench.json"
+    how = ("--methods", "none", "--dataset", questions, "--max-tokens", 2, "--repeats", 1)
+    invoke("bench", target, *how, "--output", output, "--chat-template", "plain")
+    line = refused("bench", "compare", measured, output)
+    assert "not comparable: chat_template None" in line
+
+
+@pytest.mark.parametrize(("folder", "known"), [(".", True), (".venv/site-packages", False)])
+def test_the_commit_is_that_of_a_clone(tmp_path: Path, folder: str, known: bool) -> None:
+    """It is not that of a repository in which the package is installed."""
+    git = ("git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "one")):
+        subprocess.run([*git, *command], check=True)
+    copied = tmp_path / folder / "peagle" / "bench" / "run.py"
+    copied.parent.mkdir(parents=True)
+    shutil.copy(str(run.__file__), copied)
+    spec = spec_from_file_location("copied", copied)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (module.environment("here")["git_commit"] is not None) == known
+
+
 @pytest.mark.parametrize(
     ("args", "field"),
     [
@@ -175,6 +205,7 @@ def test_not_comparable(
         (("--repeats", "0"), "repeats"),
         (("--max-tokens", "0"), "max_tokens"),
         (("--dataset", "nowhere"), "dataset"),
+        (("--output", "results/bench.html"), "output"),
         (("--methods", "eagle3"), "eagle3"),
         (("--methods", "p-eagle"), "p_eagle"),
     ],

@@ -1,6 +1,7 @@
 """`peagle data`: what it makes can be looked at, and trained on."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -95,7 +96,7 @@ def test_turns_that_do_not_fit_are_counted(target: Path, tmp_path: Path) -> None
     made = ("--output", tmp_path / "made.jsonl", "--max-tokens", 4)
     said = invoke("data", "regenerate", target, "--prompts", prompts, *made).stderr
     assert "wrote 2 answers" in said
-    assert "turns left out, too long to answer: 2" in said
+    assert "turns left out, too long to answer or failed: 2" in said
 
 
 def test_prompts_of_several_sources(
@@ -126,6 +127,20 @@ def test_prompts_of_several_sources(
     drawn = [text for text in first if text in every]
     assert len(first) > len(drawn) > 1 and drawn == every[: len(drawn)]
     assert first != asked("other", *mixed, "--seed", 7)
+
+
+def test_no_more_prompts_are_read_than_are_answered(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield from ({"question": word} for word in ("cat", "hat"))
+        raise AssertionError("a third one is read")
+
+    hub = SimpleNamespace(load_dataset=lambda *_, **__: rows())
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    command = ("data", "regenerate", target, "--prompts", "o/n", "--prompts", prompts)
+    made = ("--output", tmp_path / "made.jsonl", "--max-tokens", 1, "--limit", 2)
+    assert "wrote 2 answers" in invoke(*command, *made).stderr
 
 
 def test_a_hub_that_cannot_be_read(
@@ -173,12 +188,23 @@ def test_show_a_record(target: Path, tmp_path: Path) -> None:
         (("--max-tokens", 0), "max_tokens"),
         (("--chat-template-arg", "think"), "chat_template_arg"),
         (("--chat-template-arg", "a=["), "chat_template_arg"),
+        (("--output", "made.jsonl.gz"), "output"),
     ],
 )
 def test_synth_options(refused, tmp_path: Path, options: Words, field: str) -> None:
     """All of them before a target is loaded."""
     made = ("--output", tmp_path / "made.jsonl")
     refused("data", "synth", "nowhere", *made, *options, field=field)
+
+
+def test_other_formats_of_answers(refused, prompts: Path) -> None:
+    command = ("data", "regenerate", "nowhere", "--prompts", prompts)
+    refused(*command, "--output", "made.parquet", field="output")
+
+
+def test_synth_refuses_arguments_that_the_template_does_not_read(refused, target, tmp_path) -> None:
+    how = ("--output", tmp_path / "made.jsonl", "--count", 1, "--chat-template-arg", "think=true")
+    refused("data", "synth", target, *how, field="chat_template_arg")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +249,10 @@ def test_show_what_is_not_there(refused, target: Path, tmp_path: Path) -> None:
 
 
 def test_values_are_read_as_yaml() -> None:
+    """A date is a text, as no JSON has dates."""
     texts = ["a=false", "b=False", "c=low", "d=3", "e=x=y"]
     assert template_args(texts) == {"a": False, "b": False, "c": "low", "d": 3, "e": "x=y"}
-    with refused("chat_template_arg"):
-        template_args(["=1"])
+    assert template_args(["day=2024-07-26"]) == {"day": "2024-07-26"}
+    for text in ("=1", "a=2024-13-45", "a={2024-07-26: 1}", "a=&x [*x]"):
+        with refused("chat_template_arg"):
+            template_args([text])

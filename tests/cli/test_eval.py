@@ -16,7 +16,7 @@ TOKEN_BYTES = 1000
 FIELDS = {
     "dataset", "method", "k", "max_nodes", "lookup", "concurrency", "temperature",
     "acceptance_length", "accepted_per_position", "nodes", "rows_per_round", "tokens_per_forward",
-    "accepted_from_lookup", "rounds", "output_tokens", "skipped_turns",
+    "accepted_from_lookup", "rounds", "output_tokens", "skipped_turns", "error",
 }  # fmt: skip
 
 
@@ -73,6 +73,16 @@ def test_table_and_warning_for_a_k_above_the_heads(
         ["questions", "K = 2"],
         ["questions", "K = 9"],
     ]
+
+
+def test_turns_that_are_left_out_say_why(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    turns = ({"turns": ["the cat", "cat " * 400, "hat"]}, {"turns": ["mat"]})
+    questions = write_lines(tmp_path / "questions.jsonl", *turns)
+    options = ("--head", heads["p-eagle"], "--dataset", questions, "--max-tokens", 4, "--k", 2)
+    said = invoke("eval", target, *options, "--no-timing").stderr
+    assert "warning: 2 turns left out, the first by: prompt[0]: has " in said
 
 
 def test_trees(target: Path, heads: dict[str, Path], questions: Path) -> None:

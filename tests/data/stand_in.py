@@ -15,10 +15,10 @@ Answers = Iterable[tuple[int, Completion]]  # with the numbers of their prompts,
 def answering(
     tokenizer: PreTrainedTokenizerBase,
     max_context: int,
-    generate: Callable[[list[list[int]], SamplingParams], Answers],
+    generate: Callable[[list[list[int]], list[SamplingParams]], Answers],
 ) -> Any:
     """The part of an LLM that `regenerate` needs."""
-    llm = SimpleNamespace(tokenizer=tokenizer, target=SimpleNamespace(max_context=max_context))
+    llm = SimpleNamespace(tokenizer=tokenizer, target=SimpleNamespace(), context=max_context)
     llm.stream = lambda *given: SimpleNamespace(ended=lambda: generate(*given))
     llm.max_batch = 1
     return llm

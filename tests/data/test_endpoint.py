@@ -121,6 +121,15 @@ def test_the_body_of_a_request(server: ChatServer, tmp_path: Path) -> None:
     assert line["messages"][1]["tool_calls"] == [call]
 
 
+def test_a_record_that_begins_with_a_call(server: ChatServer, tmp_path: Path) -> None:
+    """The user has no turn before the first answer."""
+    call = {"function": {"name": "look", "arguments": {}}, "type": "function"}
+    asks = [{"role": "assistant", "content": "", "tool_calls": [call]}, user("mat")]
+    asks[1]["role"] = "tool"
+    assert ask(server, tmp_path / "out", [Conversation([asks])]) == Report(1, 0, 0, [])
+    assert [message["role"] for message in server.bodies[0]["messages"]] == ["assistant", "tool"]
+
+
 def test_plain_requests_have_nothing_special(server: ChatServer, tmp_path: Path) -> None:
     ask(server, tmp_path / "out", [["hi"]])
     assert set(server.bodies[0]) == {
@@ -283,6 +292,12 @@ def test_a_conversation_too_long_for_the_server(server: ChatServer, tmp_path: Pa
     found = {line["record"]: (len(line["messages"]), line["answers"]) for line in lines}
     assert found == {0: (4, 2), 1: (2, 1)}
     assert {"max_tokens" in body for body in server.bodies} == {True, False}
+
+
+def test_a_body_too_large_for_the_server(server: ChatServer, tmp_path: Path) -> None:
+    server.behave = failing(Reply({"error": "shorten it"}, 413), 99, "sat")
+    assert ask(server, tmp_path / "out") == Report(8, 1, 0, [])
+    assert read(tmp_path / "out")[3]["answers"] == 1
 
 
 def test_a_bug_ends_it(server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

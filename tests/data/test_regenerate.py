@@ -1,5 +1,6 @@
 """The target's own answers on disk: exact, all turns, and never lost or doubled by a kill."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from peagle.data.chat import Conversation, prompt_ids
 from peagle.data.dataset import read_conversations
 from peagle.data.regenerate import regenerate as answer
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.run import Completion
 
 GREEDY = SamplingParams(max_tokens=6)
@@ -31,13 +32,13 @@ def quick(llm: LLM) -> Any:
     """The same answers, each made once: what is tested is the file."""
     said: dict[tuple[int, ...], Completion] = {}
 
-    def generate(prompts: list[list[int]], params: SamplingParams) -> Answers:
-        assert params == GREEDY
+    def generate(prompts: list[list[int]], params: list[SamplingParams]) -> Answers:
+        assert params == [GREEDY] * len(prompts)
         for number, ids in enumerate(map(tuple, prompts)):
-            said[ids] = said.get(ids) or llm.generate([list(ids)], params)[0]
+            said[ids] = said.get(ids) or llm.generate([list(ids)], GREEDY)[0]
             yield number, said[ids]
 
-    return answering(llm.tokenizer, llm.target.max_context, generate)
+    return answering(llm.tokenizer, llm.context, generate)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
     """Others are still being answered then; Ctrl-C also keeps those that ended out of order."""
     output, reports = tmp_path / "out.jsonl", list[tuple[int, int, int]]()
 
-    def interrupted(ids: list[list[int]], params: SamplingParams) -> Answers:
+    def interrupted(ids: list[list[int]], params: list[SamplingParams]) -> Answers:
         answers = dict(quick.stream(ids, params).ended())
         yield 2, answers[2]
         assert read_lines(output) == []
@@ -102,7 +103,7 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
         yield 1, answers[1]  # the first of three turns
         raise KeyboardInterrupt
 
-    stopped = answering(llm.tokenizer, llm.target.max_context, interrupted)
+    stopped = answering(llm.tokenizer, llm.context, interrupted)
     with pytest.raises(KeyboardInterrupt):
         regenerate(stopped, prompts, output, GREEDY, on_answers=lambda *n: reports.append(n))
     assert [record["record"] for record in read_lines(output)] == [0, 2]
@@ -129,12 +130,84 @@ def test_records_may_stand_in_any_order(quick: Any, prompts: Path, tmp_path: Pat
         assert sorted(output.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
+def test_prompts_may_be_added_at_the_end(quick: Any, prompts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    regenerate(quick, prompts, output, GREEDY)
+    for turns, written in (([*TURNS, ["far"]], 1), (TURNS[:2], 0)):
+        other = write_lines(tmp_path / "other.jsonl", *({"turns": each} for each in turns))
+        assert regenerate(quick, other, output, GREEDY) == written
+    assert [record["record"] for record in read_lines(output)] == [0, 1, 1, 1, 2, 3, 3, 4, 5]
+
+
+def test_answers_to_other_prompts_are_left_alone(quick: Any, prompts: Path, tmp_path: Path) -> None:
+    """Records are known by their numbers, so the prompts of these must be the same."""
+    output = tmp_path / "out.jsonl"
+    regenerate(quick, prompts, output, GREEDY)
+    before = output.read_text() + '{"record": 4, "mess'
+    output.write_text(before)
+    other = write_lines(tmp_path / "other.jsonl", *({"turns": turns} for turns in TURNS[::-1]))
+    for asked in (read_conversations(other), read_conversations(prompts, "be brief")):
+        with refused("output") as error:
+            answer(quick, asked, output, GREEDY)
+        assert error.value.why == "holds answers to other prompts"
+        assert output.read_text() == before
+
+
+def conversations(*talks: list[str]) -> list[Conversation]:
+    return [Conversation([[{"role": "user", "content": text}] for text in t]) for t in talks]
+
+
 def test_a_turn_that_does_not_fit_ends_its_record(llm: LLM, tmp_path: Path) -> None:
     output, too_long = tmp_path / "out.jsonl", "the cat sat " * 99
-    asked = [["ran", too_long, "hat"], [too_long], ["mat"]]
-    users = [[[{"role": "user", "content": text}] for text in texts] for texts in asked]
-    assert answer(llm, [Conversation(each) for each in users], output, GREEDY) == (2, 3, 0, [])
+    asked = conversations(["ran", too_long, "hat"], [too_long], ["mat"])
+    assert answer(llm, asked, output, GREEDY) == (2, 3, 0, [])
     assert [line["record"] for line in read_lines(output)] == [0, 2]
+    assert answer(llm, asked, output, GREEDY) == (0, 1, 0, [])
+
+
+def test_the_kv_cache_may_have_less_room_than_the_context(tmp_path: Path) -> None:
+    """A prompt that it cannot hold is left out, and answers are as long as it allows."""
+    llm, output = LLM(make_target(), lookup=False, kv_tokens=64), tmp_path / "out.jsonl"
+    asked = conversations(["ran"], ["the cat sat " * 30], ["mat"])
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    assert answer(llm, asked, output, params) == (2, 1, 0, [])
+    lines = read_lines(output)
+    assert [line["record"] for line in lines] == [0, 2]
+    assert {len(line["prompt_ids"] + line["answer_ids"]) for line in lines} == {64}
+
+
+def failing(llm: LLM, quick: Any, words: str) -> Any:
+    """An engine that cannot answer prompts with these words."""
+
+    def generate(prompts: list[list[int]], params: list[SamplingParams]) -> Answers:
+        for number, done in quick.stream(prompts, params).ended():
+            fails = words in llm.tokenizer.decode(prompts[number])
+            yield number, replace(done, failure="NaN" if fails else None)
+
+    return answering(llm.tokenizer, llm.context, generate)
+
+
+@pytest.mark.parametrize(
+    ("words", "report", "records"),
+    [
+        ("a day", (7, 1, 0, ["record 3: NaN"]), [0, 1, 1, 1, 3, 3, 4]),
+        ("and then", (6, 2, 0, ["record 2: NaN"]), [0, 1, 2, 3, 3, 4]),
+    ],
+)
+def test_a_turn_that_fails_ends_its_record(  # noqa: PLR0913, PLR0917 (fixtures)
+    llm: LLM, quick: Any, prompts: Path, tmp_path: Path, words: str, report: Any, records: list[int]
+) -> None:
+    output, asked = tmp_path / "out.jsonl", read_conversations(prompts)
+    assert answer(failing(llm, quick, words), asked, output, GREEDY) == report
+    assert [line["record"] for line in read_lines(output)] == records
+
+
+def test_a_target_that_answers_nothing_ends_the_run(
+    llm: LLM, quick: Any, prompts: Path, tmp_path: Path
+) -> None:
+    asked = read_conversations(prompts)
+    with pytest.raises(RequestFailure, match="record 1: NaN"):
+        answer(failing(llm, quick, ""), asked, tmp_path / "out.jsonl", GREEDY)
 
 
 def test_template_arguments_and_tools_are_used_and_recorded(tmp_path: Path) -> None:

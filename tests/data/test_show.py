@@ -65,9 +65,9 @@ def test_only_the_first_reasons_are_given(tmp_path: Path) -> None:
 def test_pieces_are_the_whole_text_marked_where_supervised() -> None:
     [example] = encode_documents(TOKENIZER, TALK)
     found = list(pieces(example, TOKENIZER))
-    assert "".join(piece.text for piece in found) == TOKENIZER.decode(example.ids)
-    assert [piece.text for piece in found if piece.supervised] == ["sat on\nthe mat<|im_end|>"]
-    assert [piece.supervised for piece in found] == [False, True, False]
+    assert "".join(text for text, _ in found) == TOKENIZER.decode(example.ids)
+    assert [text for text, mine in found if mine] == ["sat on\nthe mat<|im_end|>"]
+    assert [mine for _, mine in found] == [False, True, False]
 
 
 def test_records_are_counted_from_one(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from json_files import read_lines
 from refusals import refused
-from stand_in import answering
+from stand_in import Answers, answering
 from tiny import CHATML, make_target, make_tokenizer
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
 from peagle.data.dataset import read_examples
 from peagle.data.synth import MAX_REFUSED, STARTERS, SynthConfig, synthesize, user_turn
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.run import Completion
 
@@ -104,19 +104,25 @@ def test_another_seed_gives_other_records(made: Path, llm: LLM, tmp_path: Path) 
 # --- drafts from a script ------------------------------------------------------------------------
 
 
-def scripted(*said: str, template: str = CHATML, context: int = 4096) -> Any:
-    """An engine whose user turns are `said`, in turn; an answer is always "yes"."""
+def scripted(
+    *said: str, template: str = CHATML, context: int = 4096, failure: str | None = None
+) -> Any:
+    """An engine whose user turns are `said`, in turn; an answer is always "yes", or fails."""
     tokenizer, turns, asked = make_tokenizer(template), iter(said), list[list[int]]()
 
-    def generate(prompts: list[list[int]], params: Any) -> list[Completion]:
-        asked.extend(prompts)
-        answers = isinstance(params, SamplingParams)
-        texts = ["yes<|im_end|>" if answers else next(turns, said[-1]) for _ in prompts]
-        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        done = [(tokenizer.decode(each, skip_special_tokens=True), each) for each in ids]
-        return [Completion(text, each, "stop", Stats(), []) for text, each in done]
+    def completion(text: str) -> Completion:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        shown = tokenizer.decode(ids, skip_special_tokens=True)
+        return Completion(shown, ids, "stop", Stats(), [], failure=failure)
 
-    llm = answering(tokenizer, context, lambda *given: enumerate(generate(*given)))
+    def generate(prompts: list[list[int]], _: Any) -> list[Completion]:
+        asked.extend(prompts)
+        return [completion(next(turns, said[-1])) for _ in prompts]
+
+    def answer(prompts: list[list[int]], _: Any) -> Answers:
+        return enumerate(completion("yes<|im_end|>") for _ in prompts)
+
+    llm = answering(tokenizer, context, answer)
     llm.target.name, llm.target.tokenizer = "scripted", tokenizer
     llm.target.end_tokens = {tokenizer.eos_token_id}
     llm.generate, llm.asked = generate, asked
@@ -154,6 +160,12 @@ def test_a_prompt_that_leaves_no_room_for_an_answer(tmp_path: Path) -> None:
     llm = scripted(f"{LONG}<|im_end|>", "what a fine day it is<|im_end|>", context=100)
     report = synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
     assert report.refused == {"too long": 1}
+
+
+def test_an_answer_that_fails_ends_the_run(tmp_path: Path) -> None:
+    llm = scripted("what a fine day it is<|im_end|>", failure="NaN")
+    with pytest.raises(RequestFailure, match="NaN"):
+        synthesize(llm, tmp_path / "data.jsonl", SynthConfig(1))
 
 
 def test_nothing_usable_ends_the_run_and_keeps_what_there_is(tmp_path: Path) -> None:

@@ -204,6 +204,14 @@ def test_lines_that_are_no_json(tmp_path: Path, line: str, why: str) -> None:
     assert str(told.value) == f"{file}:2: not JSON ({why})"
 
 
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000])
+def test_json_that_python_does_not_read(tmp_path: Path, value: str) -> None:
+    file = write(tmp_path, [{"a": 1}, f'{{"a": {value}}}'])
+    with refused() as told:
+        list(read_records(file))
+    assert str(told.value).startswith(f"{file}:2: not JSON (")
+
+
 def shown(document: Any) -> str:
     """The text of a document, what is trained on in brackets."""
     text, inside = "", False

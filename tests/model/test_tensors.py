@@ -39,6 +39,13 @@ def test_a_container_has_what_its_limit_leaves(group: Path) -> None:
     assert free_memory(torch.device("cpu")) == 5600
 
 
+def test_what_torch_keeps_of_a_gpu_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"mem_get_info": (1000, 8000), "memory_reserved": 500, "memory_allocated": 200}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert free_memory(torch.device("cuda")) == 1000 + 500 - 200
+
+
 def test_a_limit_beyond_the_machine_is_none(group: Path) -> None:
     limit(group, "900000", 3000)
     assert main_memory() == (256_000, 200_000)

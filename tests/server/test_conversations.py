@@ -3,6 +3,7 @@
 import json
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,7 +14,9 @@ from serving import Brake, Running, Serve, ended_request, make_llm
 from thinking import say
 from tiny import CHATML, make_drafter, make_target, make_tokenizer, with_call_tokens
 
-from peagle.data.chat import prompt_ids
+from peagle.data.chat import Conversation, prompt_ids
+from peagle.data.endpoint import connect
+from peagle.data.regenerate import Report, regenerate
 from peagle.engine.grammars import in_lark
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -281,6 +284,19 @@ def test_a_turn_that_the_template_leaves_out(serve: Serve) -> None:
         for role in ("system", "developer")
     )
     assert system == developer
+
+
+@pytest.mark.parametrize(("kv_tokens", "words"), [(1024, 300), (160, 150)])
+def test_answers_before_a_turn_without_room_are_kept(
+    serve: Serve, tmp_path: Path, kv_tokens: int, words: int
+) -> None:
+    """`peagle data regenerate --url` knows by the error that the context, or the KV cache, is too
+    small for a turn."""
+    running = serve(make_llm(None, kv_tokens=kv_tokens))
+    asks = [[{"role": "user", "content": text}] for text in ("the cat", "sat " * words)]
+    servers, params = connect([f"{running.url}/v1"]), SamplingParams(max_tokens=8)
+    found = regenerate(servers, [Conversation(asks)], tmp_path / "out.jsonl", params)
+    assert found == Report(1, 1, 0, [])
 
 
 def test_what_looks_like_a_call(llm: LLM) -> None:
