@@ -109,11 +109,8 @@ def measure_partial() -> dict[str, Any]:
 
 def measure(lengths: list[int]) -> dict[str, Any]:
     """Peaks in bytes by target, command and length."""
-    found: dict[str, Any] = {
-        "processor": device_name(torch.device("cpu")),
-        "lengths": lengths,
-        "peaks": {},
-    }
+    processor = device_name(torch.device("cpu"))
+    found: dict[str, Any] = {"processor": processor, "lengths": lengths, "peaks": {}}
     for name, config in configs().items():
         peaks: dict[str, list[int]] = {}
         found["peaks"][name] = peaks

@@ -5,7 +5,7 @@
 A few steps on the old answers compile all that training runs. The new ones join them when the file
 READY appears: they may be made meanwhile. From then on the learning rate rises, stays, and falls to
 0 over the last 40 % of the time, which ends at UNTIL (seconds since 1970). Then OUTPUT/head is
-written.
+written. Without new answers it ends then, too, and writes nothing.
 """
 
 import os

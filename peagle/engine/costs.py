@@ -193,7 +193,7 @@ def _device_name(device: torch.device) -> str:
 
 def _read(file: Path, rows: list[int]) -> Curve | None:
     """The curve of a file; None where it is missing or damaged."""
-    with suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
+    with suppress(OSError, ValueError, RecursionError, AttributeError):
         kept = json.loads(file.read_text())
         seconds = list(kept.values())
         usable = all(isinstance(each, float) and 0 < each < math.inf for each in seconds)

@@ -85,16 +85,18 @@ def described_target(
     not say all. `quantize`: int8 or int4 weights, whose products need a multiple of `group` inputs.
     Raises InputError for damaged weights."""
     folder = target_folder(name)
-    if (found := read_description(folder)) is None:
+    found = read_description(folder)
+    if found is None or any(inputs % group for inputs in found[0].product_inputs):
         return None
     config, end_ids = found
+    if any(inputs % group for inputs in config.product_inputs):
+        return None
     with reading(name):
         tensors = read_weights(folder)
         check_weights(config, tensors)
         chosen = str(config.dtype) if dtype == "auto" else dtype
         made = DTYPES.get(chosen, tensors[EMBEDDING].dtype)
-        odd = any(inputs % group for inputs in config.product_inputs)
-        if odd or made not in (torch.float32, torch.bfloat16):
+        if made not in (torch.float32, torch.bfloat16):
             return None
         # The matrices of products stay mapped.
         tensors |= {k: t.to(made) for k, t in tensors.items() if t.ndim < 2 or k == EMBEDDING}
@@ -199,9 +201,8 @@ def resolve_device(name: str) -> str:
         raise InputError("unknown device", field="device", value=name, fix=ways)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and int(number or 0) >= count:
-        why = "this torch sees no CUDA device"
-        if count:
-            why = f"the devices are cuda:0 to cuda:{count - 1}"
+        none = "this torch sees no CUDA device"
+        why = f"the devices are cuda:0 to cuda:{count - 1}" if count else none
         raise InputError(why, field="device", value=name, fix="choose another, or cpu")
     return name
 

@@ -20,7 +20,7 @@ from peagle.backends.kv_cache import KVCache
 from peagle.bench.native import measure_acceptance
 from peagle.data.chat import prompt_ids
 from peagle.engine.llm import LLM
-from peagle.engine.params import SamplingParams
+from peagle.engine.params import RequestFailure, SamplingParams
 from peagle.engine.tree import Draft
 from peagle.errors import InputError
 from peagle.heads.checks import CHECKS, FORGIVABLE, Skipped, require, run_check
@@ -127,6 +127,8 @@ def _judge(name: str, check: Callable[[], str], wrong: State = "wrong") -> Check
         return Check(name, "skipped", str(reason))
     except InputError as error:
         return _refused(name, error, wrong)
+    except RequestFailure as failure:
+        return Check(name, wrong, str(failure), "choose another `dtype` or target")
 
 
 def _refused(name: str, error: InputError, state: State = "wrong") -> Check:

@@ -130,10 +130,8 @@ def test_timing_is_interleaved_and_short(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert alone["speed_up_95"] is None
 
 
-def test_a_prompt_that_the_kv_cache_has_no_room_for_is_not_timed() -> None:
-    target = make_target()
-    llm = LLM(target, make_drafter(target, "p-eagle"), kv_tokens=64)
-    conversations = [["the cat"], ["the cat " * 40], ["mat"]]
+def test_a_prompt_that_does_not_fit_is_not_timed(llm: LLM) -> None:
+    conversations = [["the cat"], ["the cat " * 300], ["mat"]]
     [timing] = time_head(llm, [MEASURED], conversations, SamplingParams(max_tokens=4))
     assert timing["requests"] == 2 and timing["speed_up"] > 0
 

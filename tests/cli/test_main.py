@@ -65,7 +65,7 @@ def test_an_unknown_command(refused) -> None:
 def test_values_are_no_commands(refused) -> None:
     """Whatever they are called."""
     where = ("--to", "kubernetes", "--dry-run", "--namespace", "logs", "--as", "compose")
-    refused("deploy", "smollm2-135m", *where, field="form")
+    refused("deploy", "gpt-oss-20b", *where, field="form")
 
 
 TEXT = b"a caf\xe9"  # Latin-1

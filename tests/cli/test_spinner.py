@@ -68,7 +68,7 @@ def test_chat_measures_before_typing(target: Path, seen: Steps) -> None:
 
 def test_serve(target: Path, seen: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "log_to_stderr", lambda: None)
-    monkeypatch.setattr(server.Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr(server.Server, "run", lambda self, **_: setattr(self, "started", True))
     invoke("serve", target, "--engine", "native", "--method", "lookup", "--port", 0)
     assert seen == LOADED
 

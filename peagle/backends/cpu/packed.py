@@ -74,7 +74,7 @@ def _write(folder: Path, key: str, weights: dict[str, Weights]) -> None:
     tensors |= {name + SCALE: w.scales for name, w in weights.items() if w.scales is not None}
     sizes = {name: (w.bits, w.tiled, w.outputs, w.inputs) for name, w in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".making-*"):  # by killed processes; one in a container has their id
+    for left in folder.glob(".making-*"):  # of killed processes; in a container ids recur
         pid = int(left.name.split("-")[1])
         if pid == os.getpid() or not pid_exists(pid):
             rmtree(left, ignore_errors=True)

@@ -179,7 +179,7 @@ def test_a_described_target_in_another_dtype(
     assert read is not None and read.dtype == torch.float32
     matrices = [t for n, t in read.tensors.items() if "_proj.weight" in n or "lm_head" in n]
     assert matrices and {matrix.dtype for matrix in matrices} == {torch.bfloat16}
-    close(run(CpuBackend().target(read), read), run(TorchBackend().target(wanted), wanted), 1e-5)
+    close(run(backend().target(read), read), run(TorchBackend().target(wanted), wanted), 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
