@@ -181,9 +181,10 @@ def test_bad_entries(entry: object, subject: str, users: Path) -> None:
 def test_unreadable_files(users: Path) -> None:
     with refused("catalog"):
         load_catalog()
-    users.write_text("a: [1")
-    with refused("catalog"):
-        load_catalog()
+    for text in ("a: [1", "a: 2024-13-45"):  # the latter is no date
+        users.write_text(text)
+        with refused("catalog"):
+            load_catalog()
 
 
 @pytest.mark.parametrize(

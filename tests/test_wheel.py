@@ -257,7 +257,7 @@ def test_make_completes_an_environment_that_lacks_pip(tmp_path: Path) -> None:
     run("make", "demo", f"PYTHON={sys.executable}", cwd=tmp_path, env=quiet)
     log = (tmp_path / ".venv" / "install.log").read_text()
     assert (tmp_path / ".venv" / "bin" / "pip").exists()
-    assert "No matching distribution found for torch==0.0.0" in log
+    assert "torch==0.0.0" in log  # pip looked for it
 
 
 def test_make_names_the_log_of_an_installation_that_failed(tmp_path: Path) -> None:
