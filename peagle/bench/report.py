@@ -78,7 +78,8 @@ def throughput(axes: Any, rows: list[Row]) -> bool:
     """Bars of tokens per second at each load; above them, times the target alone."""
     rows = [row for row in fastest(rows) if not row["temperature"]]
     loads = sorted({row["concurrency"] for row in rows})
-    methods = [name for name in COLOURS if any(row["method"] == name for row in rows)]
+    measured = {row["method"] for row in rows}
+    methods = [name for name in COLOURS if name in measured]
     width = 0.8 / max(1, len(methods))
     for number, method in enumerate(methods):
         mine = [row for row in rows if row["method"] == method]

@@ -135,9 +135,9 @@ def _finished_records(file: BinaryIO, conversations: Sequence[Conversation]) -> 
         record = line["record"]
         if "draw" in line or type(record) is not int:
             raise ValueError  # `peagle data synth` wrote it
-        for asks, _ in conversations[record : record + 1]:
-            if asks and line["messages"][: len(asks[0])] != asks[0]:
-                raise InputError("holds answers to other prompts")
+        asks = conversations[record].asks if 0 <= record < len(conversations) else []
+        if asks and line["messages"][: len(asks[0])] != asks[0]:
+            raise InputError("holds answers to other prompts")
         return record, int(line.get("answers", 1))
 
     found = read_back(file, "regenerate", answers)

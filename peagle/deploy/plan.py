@@ -284,6 +284,7 @@ def profile_flags(
     engine or GPU."""
     if profile is None:
         return {}
+    why = None
     if engine == "native":
         why = "profiles are flags of vLLM"
         fix = "set `engine` to vllm"
@@ -293,9 +294,9 @@ def profile_flags(
     elif profile in facts().gpus and gpu not in (None, profile):
         why = f"is for that GPU, not for {gpu}"
         fix = f"set `gpu` to {profile}"
-    else:
-        return entry.profiles[profile]
-    raise InputError(why, field="profile", value=profile, fix=fix)
+    if why is not None:
+        raise InputError(why, field="profile", value=profile, fix=fix)
+    return entry.profiles[profile]
 
 
 def resource_name(name: str) -> str:

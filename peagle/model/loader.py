@@ -89,8 +89,6 @@ def described_target(
     if found is None or any(inputs % group for inputs in found[0].product_inputs):
         return None
     config, end_ids = found
-    if any(inputs % group for inputs in config.product_inputs):
-        return None
     with reading(name):
         tensors = read_weights(folder)
         check_weights(config, tensors)

@@ -236,7 +236,8 @@ def _drafted(
         [request] = run.requests
         while len(request.tokens) < len(ids) + 2:
             run.step()
-            require(not request.failure, str(request.failure), "choose another `dtype` or target")
+            if request.failure:
+                raise RequestFailure(request.failure)
         return list(request.tokens), request.draft
 
 

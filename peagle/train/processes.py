@@ -69,8 +69,9 @@ def keep_freed_memory() -> None:
     to the system, and new pages take longer than most of what training does with them. Only glibc
     can do it: elsewhere nothing changes."""
     mallopt: Any = getattr(ctypes.CDLL(None), "mallopt", None)
-    for name, value in MALLOPT.items() if mallopt else ():
-        mallopt(name, value)
+    if mallopt is not None:
+        for name, value in MALLOPT.items():
+            mallopt(name, value)
 
 
 def shard(trainee: Trainee, device: torch.device) -> Any:

@@ -164,8 +164,8 @@ def check_sizes(keys: HeadKeys, target: PretrainedConfig) -> None:
         raise InputError(why, field="head", value=keys.place)
     if nested_ids(keys):
         how = "as the inputs of layers: `peagle doctor` tests this and prints the ids to write"
-        said = "head %s: vLLM reads layer ids that are in eagle_config only %s"
-        log.warning(said, keys.place, how)
+        message = "head %s: vLLM reads layer ids that are in eagle_config only %s"
+        log.warning(message, keys.place, how)
 
 
 def as_vllm_reads_it(

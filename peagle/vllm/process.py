@@ -127,7 +127,7 @@ def default_engine(python: Path | None = None) -> EngineChoice:
 
 
 def gpu_memory() -> int | None:
-    """GiB of the first NVIDIA GPU by nvidia-smi, 0 where it does not say (one that shares the
+    """GiB of the first NVIDIA GPU by nvidia-smi, 0 where it has no figure (one that shares the
     CPU's); None where programs see none: CUDA_VISIBLE_DEVICES may hide all.
 
     Rounded: drivers keep some of it, and an H100 of 80 GiB has 81,559 MiB left.

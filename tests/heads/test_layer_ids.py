@@ -131,7 +131,7 @@ def test_a_reading_that_the_target_has_no_layer_for_is_not_tried(tmp_path: Path)
 
 
 def test_the_trial_runs_in_the_targets_dtype(heads: Heads, tmp_path: Path) -> None:
-    """That of a described target is by transformers' model, loaded for it."""
+    """Ids of a described target are tried on transformers' model, loaded for it."""
     made = make_target(layers=LAYERS, spread=0.3)
     made.model.to(torch.bfloat16)
     described = described_target(str(save_target(made, tmp_path)), "float32")
