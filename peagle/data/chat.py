@@ -18,7 +18,9 @@ SYSTEM_ROLES = ("system", "developer")
 ASKING = ("user", "tool")
 ROLES = (*ASKING, "assistant", *SYSTEM_ROLES)
 KEPT = ("tool_call_id", "name")  # templates read these too
+NEEDED = "needs 'messages' (role, content) or 'conversations' (from, value)"  # of a record
 ONE_OF_BOTH = "both content and thinking"  # in GPT-OSS's template: before a call it refuses both
+MAX_KEPT = 2**14  # characters of tools, arguments and turns for which a template's answer is kept
 CALL_ID = "call00000"  # nine letters and digits, as Mistral's template demands
 Message = dict[str, Any]
 
@@ -76,7 +78,8 @@ def render(
     text = apply_template(tokenizer, given, answer=answer, tools=style.tools, args=style.args)
     turns = tuple((turn["role"], len(turn.get("tool_calls") or ())) for turn in given)
     how = json.dumps({"tools": style.tools, "args": dict(style.args)}, default=str)
-    lost = _left_out(tokenizer, template, turns, answer, how)
+    find = _left_out if len(how) + len(str(turns)) < MAX_KEPT else _left_out.__wrapped__
+    lost = find(tokenizer, template, turns, answer, how)
     if lost is not None:
         why = "the chat template leaves out this turn, or a call in it"
         role = messages[lost]["role"]
@@ -90,7 +93,7 @@ def _without_thoughts(turn: Message) -> Message:
     return {key: value for key, value in turn.items() if not (both and key in THINKING)}
 
 
-@lru_cache(4096)
+@lru_cache(1024)
 def _left_out(
     tokenizer: PreTrainedTokenizerBase,
     _template: str,  # the tokenizer's may change
@@ -199,24 +202,37 @@ def to_message(
         return plain
     try:
         parsed = tokenizer.parse_response(list(answer), template, prefix=prompt)
-        json.dumps(parsed, allow_nan=False)  # Python reads NaN, which is no JSON
+        # Python reads NaN, which is no JSON.
+        written = json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+        parsed = json.loads(whole_characters(written))
     except (ValueError, KeyError, RecursionError):
         return plain
     parts = {name: value for name, value in parsed.items() if value}
     return {**plain, "content": "", **parts}
 
 
-def system_turn(text: str | None) -> list[Message]:
-    """Return the system turn that a conversation begins with, or nothing."""
-    return [] if text is None else [{"role": "system", "content": text}]
+def whole_characters(text: str) -> str:
+    """Return the text with U+FFFD in place of halves of characters, which JSON can escape
+    (\\ud83d)."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def with_system(messages: list[Message], text: Any) -> list[Message]:
+    """Return the messages, after a system turn of this text where they begin with none; None adds
+    nothing. Raises InputError when it is no text."""
+    if text is None or any(turn["role"] in SYSTEM_ROLES for turn in messages[:1]):
+        return messages
+    return [_message({"role": "system", "content": text}, "system"), *messages]
 
 
 def to_messages(record: dict[str, Any]) -> list[Message]:
-    """Read a `messages` or ShareGPT `conversations` record. Raises InputError for another."""
-    turns = record.get("messages", record.get("conversations"))
+    """Read a `messages` or ShareGPT `conversations` record, which may have its system prompt beside
+    the turns, as `system`. Raises InputError for another."""
+    turns = record.get("messages") or record.get("conversations")
     if not isinstance(turns, list) or not turns:
-        raise InputError("needs 'messages' (role, content) or 'conversations' (from, value)")
-    return [_message(turn, f"messages[{number}]") for number, turn in enumerate(turns)]
+        raise InputError(NEEDED)
+    messages = [_message(turn, f"messages[{number}]") for number, turn in enumerate(turns)]
+    return with_system(messages, record.get("system") or None)
 
 
 def check_text(value: object) -> None:
@@ -231,16 +247,19 @@ def check_text(value: object) -> None:
 def _message(turn: object, field: str) -> Message:
     if not isinstance(turn, dict):
         raise InputError("must be an object with role and content", field=field, value=turn)
-    role = turn.get("role", turn.get("from"))
+    # A table has a null for each key that other rows have.
+    role = turn.get("role") or turn.get("from")
     if isinstance(role, str):
         role = SHAREGPT_ROLES.get(role, role)
-    content = turn.get("content", turn.get("value"))
+    content = turn.get("value") if turn.get("content") is None else turn["content"]
     calls = turn.get("tool_calls") if role == "assistant" else None
     if calls and content is None:
         content = ""
     if role not in ROLES:
         fix = f"choose {', '.join(ROLES)}"
         raise InputError("has an unknown role", field=field, value=role, fix=fix)
+    if isinstance(content, list):
+        content = _joined(content, field)
     if not isinstance(content, str):
         raise InputError("its content must be a text", field=field, value=content)
     message = {"role": role, "content": content}
@@ -252,16 +271,28 @@ def _message(turn: object, field: str) -> Message:
     return message
 
 
+def _joined(parts: list[Any], field: str) -> str:
+    """One text of the parts of a message. Raises InputError for a part that is none."""
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            why = f"has a part of type {kind!r}, which is not supported"
+            raise InputError(why, field=field, fix="send parts of type 'text'")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
 def _tool_call(call: object, field: str) -> dict[str, Any]:
     """A call as templates read it: OpenAI's, with arguments that are an object, not its JSON."""
     given = call if isinstance(call, dict) else {}
-    function = given.get("function", given)
+    function = given.get("function") or given
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputError("a tool call must be a function with a name", field=field, value=call)
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = _from_json(arguments.strip() or "{}", field)
-    identity = {"id": given["id"]} if "id" in given else {}
+    identity = {} if given.get("id") is None else {"id": given["id"]}
     return identity | _function(function["name"], arguments)
 
 

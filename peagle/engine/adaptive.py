@@ -242,8 +242,8 @@ class AdaptiveBudget(Budget):
         looked_up = draft.follow(draft.match.tokens)
         rows = [row for row in range(1, len(depths)) if row not in looked_up]
         nodes = [(depths[row] - 1, draft.chances[row - 1]) for row in rows]
-        deepest = max(depths)
-        last = draft.chances[depths.index(deepest) - 1]
+        offered = zip(depths[1:], draft.chances, draft.probs, strict=True)
+        deepest, last = max((depth, chance) for depth, chance, prob in offered if prob)
         nodes += [(d, last ** ((d + 1) / deepest)) for d in range(deepest, self.k)]
         for expected, now in zip(self.expected, histogram(self.k, nodes), strict=True):
             expected[:] = [a + DRAFT_WEIGHT * (b - a) for a, b in zip(expected, now, strict=True)]

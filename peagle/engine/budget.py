@@ -31,6 +31,8 @@ class Calibration:
         nodes = list(enumerate(zip(draft.parents, draft.probs, strict=True), start=1))
         for depth, row in enumerate([0, *path]):
             probs = {child: prob for child, (parent, prob) in nodes if parent == row and prob}
+            if not probs:  # lookup's nodes tell nothing about the head
+                continue
             hits = sum(child in path for child in probs)
             expected, accepted = self._sums[depth]
             expected = expected * KEPT_WEIGHT + sum(probs.values())

@@ -17,12 +17,12 @@ import torch
 from peagle import __version__
 from peagle.backends.base import DrafterModel, TargetModel
 from peagle.backends.batch import Batch, Span, blocks_of
-from peagle.backends.cpu.library import digest, fingerprint
+from peagle.backends.cpu.library import fingerprint
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.ranking import ranking
 from peagle.files import keep
 from peagle.model.base_target import BaseTarget
-from peagle.paths import cache_dir
+from peagle.paths import cache_dir, digest
 
 REPEATS = 5  # repetitions of each measurement at the start
 HALFWAY = 16  # row count from which points lie closer: products take more rows in steps
@@ -86,8 +86,7 @@ def verify_curve(target: BaseTarget, model: TargetModel, max_rows: int) -> Curve
     cache = KVCache(blocks_of(max_rows), target.kv_shapes, target.dtype, target.device)
 
     def run(rows: int) -> None:
-        out = model.forward(batch_of(rows), cache, ())
-        logits = model.logits(out.hidden)
+        logits = model.logits(model.forward(batch_of(rows), cache, ()).hidden)
         ranking(logits).best(logits)[1].tolist()
 
     return measure(seconds_of(run), row_counts(max_rows))

@@ -225,11 +225,10 @@ class Engine:
         new = self._new_slots(going, matches)
         offers = self._propose(going, new)
         min_chance = self.budget.min_chance(load, perf_counter() - began)
-        drafts = [Draft() for _ in going]
+        drafts = list[Draft]()
         for at, match in enumerate(matches):
-            if at in offers or match.tokens:
-                offer = with_lookup(offers.get(at, along([])), match, self.lookups)
-                drafts[at] = grow(offer, self.size, match, min_chance)
+            offer = with_lookup(offers.get(at, along([])), match, self.lookups)
+            drafts.append(grow(offer, self.size, match, min_chance))
         counts = self.budget.keep(load, drafts, perf_counter() - began)
         for request, draft, count in zip(going, drafts, counts, strict=True):
             request.draft = draft.first(count)

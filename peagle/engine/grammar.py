@@ -4,6 +4,8 @@ Shapes: R rows, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from functools import cached_property
 from textwrap import shorten
 
 import numpy as np
@@ -16,16 +18,20 @@ from peagle.engine.tree import Draft
 
 
 class Matcher:
-    """Grammar state of one sequence. `spelled`: for each added token, the token that begins to
-    spell its text."""
+    """Grammar state of one sequence: a copy of the `compiled` one, which may take 50 MB, made when
+    it is first needed. `spelled`: for each added token, the token that begins to spell its text."""
 
     def __init__(
-        self, state: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]
+        self, compiled: LLMatcher, vocabulary: int, ends: frozenset[int], spelled: Mapping[int, int]
     ) -> None:
-        self._state = state
+        self._compiled = compiled
         self.vocabulary = vocabulary
         self._ends = ends
         self._spelled = spelled
+
+    @cached_property
+    def _state(self) -> LLMatcher:
+        return self._compiled.deep_copy()
 
     def allowed(self) -> Tensor:
         """Tokens (V,) bool that may come next; at least one.
@@ -82,9 +88,11 @@ class Matcher:
         """A copy advanced by one allowed token; None at the end. Does not change self."""
         if token in self._ends:
             return None
-        state = self._state.deep_copy()  # `rollback` leaves states that refuse what they allowed
-        state.consume_token(token)
-        return Matcher(state, self.vocabulary, self._ends, self._spelled)
+        further = copy(self)
+        # `rollback` leaves states that refuse what they allowed.
+        further._state = self._state.deep_copy()
+        further._state.consume_token(token)
+        return further
 
     def advance(self, tokens: list[int]) -> None:
         """Tokens that were allowed have been emitted; the last one may be an end.

@@ -23,8 +23,7 @@ STEPS = 8  # tokens that are tried
 
 def limit(which: int, value: int) -> None:
     """Lower a limit of this process and its children."""
-    hard = resource.getrlimit(which)[1]
-    resource.setrlimit(which, (value, hard))
+    resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
 
 
 def exercise(grammar: str, tokenizer: LLTokenizer, limits: LLParserLimits) -> None:

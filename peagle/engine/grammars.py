@@ -84,8 +84,8 @@ class Grammars:
         if params.constraint is None:
             return None
         ends = frozenset(self._tokens.eos_tokens)  # first: it may refuse, whatever the grammar is
-        state = self._compiled(*params.constraint).deep_copy()
-        matcher = Matcher(state, len(self._target.embedding), ends, self._spelled)
+        compiled = self._compiled(*params.constraint)
+        matcher = Matcher(compiled, len(self._target.embedding), ends, self._spelled)
         return after_thoughts(matcher, self._target.tokenizer, prompt)
 
     def warm_up(self) -> None:

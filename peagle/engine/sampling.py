@@ -56,7 +56,8 @@ class Sampler:
         self._vocabulary = vocabulary
         self._numbers = torch.empty(0, dtype=torch.float64)  # drawn so far, by output position
         self._emitted = 0
-        self._penalties = Penalties.of(params, prompt)
+        strengths = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        self._penalties = None if strengths == (1, 0, 0) else Penalties(params, prompt)
         self._biased = torch.tensor(list(bias), dtype=torch.int64)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
 
@@ -132,12 +133,6 @@ class Penalties:
         self._params = params
         self._prompt = torch.tensor(list(set(prompt)), dtype=torch.int64)
         self._output = torch.empty(0, dtype=torch.int64)
-
-    @staticmethod
-    def of(params: SamplingParams, prompt: list[int]) -> "Penalties | None":
-        """None when nothing is penalised."""
-        neutral = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        return None if neutral == (1, 0, 0) else Penalties(params, prompt)
 
     def count(self, tokens: list[int]) -> None:
         """Tokens were emitted."""

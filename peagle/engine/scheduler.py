@@ -154,6 +154,7 @@ class Scheduler:
             self.waiting.remove(request)
         self._release(request)
         request.seen = Index()
+        request.sampler.matcher = None
 
     def _chunk(self, request: Request, room: int, scheduled: list[ScheduledRequest]) -> int:
         """Schedule as much of a prompt as there is room for; returns the number of tokens."""

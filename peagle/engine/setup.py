@@ -132,8 +132,7 @@ def default_max_batch(target: BaseTarget, drafter: Drafter | None, wanted: int |
     """
     device = target.device
     room = int(SHARE[device.type] * free_memory(device) / token_bytes(target, drafter))
-    each = min(MIN_TOKENS, target.max_context)
-    fitting = (wanted or room) // each
+    fitting = (wanted or room) // min(MIN_TOKENS, target.max_context)
     return max(1, min(MAX_BATCH[device.type], fitting))
 
 

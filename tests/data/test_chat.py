@@ -10,7 +10,16 @@ from thinking import OTHER, QWEN3, byte_fallback, byte_level
 from tiny import CHATML, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from peagle.data.chat import Style, encode_documents, prompt_ids, render, to_messages, to_style
+from peagle.data.chat import (
+    MAX_KEPT,
+    Style,
+    _left_out,
+    encode_documents,
+    prompt_ids,
+    render,
+    to_messages,
+    to_style,
+)
 
 TOKENIZER = make_tokenizer()
 TALK = [
@@ -154,6 +163,15 @@ def test_a_template_that_shows_earlier_answers_otherwise_makes_several_documents
         assert ids[: supervised.index(True)] == prompt_ids(tokenizer, asked)
 
 
+def test_what_a_template_does_with_large_tools_is_not_kept() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    kept = _left_out.cache_info().currsize
+    for number in range(3):
+        style = Style([{"name": f"{number}" * MAX_KEPT}])
+        assert render(tokenizer, TALK[:2], answer=True, style=style)
+    assert _left_out.cache_info().currsize == kept
+
+
 def test_template_arguments() -> None:
     tokenizer, style = make_tokenizer(THINKING), Style(None, {"think": False})
     assert tokenizer.decode(prompt_ids(tokenizer, TALK[:2], style)).endswith("assistant\n()")
@@ -273,6 +291,35 @@ def test_to_messages() -> None:
     ]
 
 
+def test_parts_of_a_text_are_joined() -> None:
+    parts = [{"type": "text", "text": text} for text in ("be ", "brief")]
+    assert to_messages({"messages": [{"role": "system", "content": parts}]}) == TALK[:1]
+
+
+def test_a_null_is_no_value() -> None:
+    """A row of a table has the keys of all rows."""
+    call = {"id": None, "function": None, "name": "look", "arguments": None}
+    turns = [
+        {"role": None, "content": None, "from": "human", "value": "the cat?"},
+        {"role": "assistant", "content": None, "value": None, "tool_calls": [call]},
+    ]
+    asked, said = to_messages({"messages": None, "conversations": turns, "system": None})
+    assert asked == TALK[1]
+    function = {"name": "look", "arguments": {}}
+    assert said["tool_calls"] == [{"type": "function", "function": function}]
+
+
+def test_a_system_prompt_beside_the_turns() -> None:
+    """ShareGPT has it there; a turn goes first."""
+    record = {"conversations": [{"from": "human", "value": "the cat?"}]}
+    assert to_messages(record | {"system": "be brief"}) == TALK[:2]
+    for none in (None, ""):
+        assert to_messages(record | {"system": none}) == TALK[1:2]
+    assert to_messages({"messages": TALK, "system": "be kind"}) == TALK
+    with refused("system"):
+        to_messages(record | {"system": 5})
+
+
 @pytest.mark.parametrize("record", [{}, {"messages": []}, {"messages": "hi"}])
 def test_records_without_messages(record: dict[str, Any]) -> None:
     with refused():
@@ -289,7 +336,7 @@ def test_records_without_messages(record: dict[str, Any]) -> None:
         {"role": "tool", "content": None},
         {"role": "assistant", "content": None},
         {"role": "user", "tool_calls": [CALL]},
-        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": [{"type": "image_url"}]},
         {"role": "assistant", "tool_calls": ["f"]},
         {"role": "assistant", "tool_calls": [{"function": {}}]},
         *({"role": "assistant", "tool_calls": [call]} for call in BROKEN),

@@ -106,6 +106,16 @@ def test_depths_not_drafted_go_on_as_those_before() -> None:
     assert chances == pytest.approx([0.8**depth for depth in range(1, 8)], rel=0.1)
 
 
+def test_depths_that_lookup_alone_reaches_are_not_the_heads() -> None:
+    budget, lookups, match = chooser("eagle3"), LookupCalibration(), Match(4, tuple(range(10, 17)))
+    head = along([Candidate(at, 0.8, 0.8) for at in range(2)])
+    for _ in range(500):
+        budget.keep(1, [grow(with_lookup(head, match, lookups), 12, match)], 0.001)
+    chances = [sum(map(mul, counts, CHANCES)) for counts in budget.expected]
+    # The other half of depth 0 is lookup's.
+    assert chances[:4] == pytest.approx([0.5, 0.4, 0.4**1.5, 0.4**2], rel=0.1)
+
+
 def test_of_two_requests_the_surer_one_gets_more_rows() -> None:
     budget = chooser(verify={1: 0.030, 64: 0.300})
     decode(budget, [0.8] * 7, batch=2)
@@ -221,6 +231,14 @@ def test_calibration_by_hand() -> None:
     assert calibration(1, 0.2) == pytest.approx(0.2 / 0.5, rel=0.01)
     assert calibration(1, 0.9) == 1.0
     assert calibration(2, 0.4) == 0.4, "nobody has drafted behind that node"
+
+
+def test_drafts_of_lookup_alone_tell_nothing_of_the_head() -> None:
+    calibration = Calibration()
+    for _ in range(10_000):
+        calibration.count(Draft([5], [0], [0.0], [1.0]), [1])
+    calibration.count(Draft([5], [0], [0.5], [1.0]), [])
+    assert calibration(0, 0.5) == pytest.approx(0.5, abs=0.1), "one miss among the first few"
 
 
 def test_the_likeliest_nodes_are_verified_whoever_has_them() -> None:

@@ -235,6 +235,18 @@ def test_lookup_drafts_only_what_the_grammar_allows(
     assert token_ids(run.completions()) == token_ids(alone(wide, [prompt], params))
 
 
+def test_only_running_requests_hold_a_grammar(wide: Target) -> None:
+    """A copy may take 50 MB: those who wait have not made theirs, and those who end let it go."""
+    params = SamplingParams(max_tokens=4, regex="[a-z]{40}")
+    run = LLM(wide, max_batch=1, lookup=False).stream([[70, 71]] * 3, params)
+    run.step()
+    requests = [*run.engine.scheduler.running, *run.engine.scheduler.waiting]
+    assert ["_state" in vars(each.sampler.matcher) for each in requests] == [True, False, False]
+    while not run.engine.idle:
+        run.step()
+    assert [request.sampler.matcher for request in requests] == [None] * 3
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_grammar_of_unknown_tokens_leaves_the_calibration_as_it_is(
     wide: Target, wide_drafters: dict[str, Drafter], method: str

@@ -5,7 +5,7 @@ Shapes: T rows, D hidden, F feature layers, H head size, G tables of RoPE.
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,23 +29,23 @@ class Decoded(NamedTuple):
     features: Tensor  # (T, F·D) enters the layers `taps`
 
 
-class DecoderLayer(NamedTuple):
-    """Weights and facts of one layer."""
-
-    products: dict[str, CpuLinear]  # by the names in structs.PRODUCTS, all of them
-    norms: dict[str, Tensor]  # by those in structs.NORMS; a layer may have fewer
-    normed_residual: bool = False  # in a head: the residual is the output of the norm `hidden`
-    window: int = 0  # newest positions that a row sees; 0: all
-    rope: int = 0  # which of the tables of cos and sin
-
-
-class DecoderShape(NamedTuple):
-    """Facts that all layers of a decoder share."""
-
-    head_dim: int
-    eps: float
-    scale: float  # of attention's scores
-    activation: int = 0  # of structs.ACTIVATIONS
+def native_layer(
+    products: dict[str, CpuLinear],  # by the names in structs.PRODUCTS, all of them
+    norms: dict[str, Tensor],  # by those in structs.NORMS; a layer may have fewer
+    *,
+    normed_residual: bool = False,  # in a head: the residual is the output of the norm `hidden`
+    window: int = 0,  # newest positions that a row sees; 0: all
+    rope: int = 0,  # which of the tables of cos and sin
+) -> structs.Layer:
+    """A layer for the library."""
+    layer = structs.Layer(normed_residual=normed_residual, window=window, rope=rope)
+    weights = {name: weight.float() for name, weight in norms.items()}
+    for path in structs.PRODUCTS:
+        setattr(layer, path, products[path].matrix)
+    for name, weight in weights.items():
+        setattr(layer, f"{name}_norm", weight.data_ptr())
+    layer.alive = products, weights
+    return layer
 
 
 class RotaryTable:
@@ -70,29 +70,18 @@ class RotaryTable:
 class Decoder:
     """Layers of one shape, ready for the library."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], norm: Tensor, shape: DecoderShape) -> None:
-        """`norm`: weights (D,) of the norm after the layers."""
+    def __init__(self, layers: Sequence[structs.Layer], norm: Tensor, model: structs.Model) -> None:
+        """`norm`: weights (D,) of the norm after the layers. `model` lacks layers, norm and width:
+        they are added."""
         self.width = len(norm)
-        self._layers = (structs.Layer * len(layers))()
+        self._given = layers  # they keep the weights, and the array is a copy without these
+        self._layers = (structs.Layer * len(layers))(*layers)
         self._norm = norm.float()
-        self._alive = list[Any]()
-        for made, layer in zip(self._layers, layers, strict=True):
-            norms = {name: weight.float() for name, weight in layer.norms.items()}
-            for path in structs.PRODUCTS:
-                setattr(made, path, layer.products[path].matrix)
-            for name, weight in norms.items():
-                setattr(made, f"{name}_norm", weight.data_ptr())
-            made.normed_residual = layer.normed_residual
-            made.window = layer.window
-            made.rope = layer.rope
-            self._alive += [layer.products, norms]
-        self._model = structs.Model(
-            layers=ctypes.addressof(self._layers),
-            norm=self._norm.data_ptr(),
-            count=len(layers),
-            width=self.width,
-            **shape._asdict(),
-        )
+        self._model = model
+        model.layers = ctypes.addressof(self._layers)
+        model.count = len(layers)
+        model.norm = self._norm.data_ptr()
+        model.width = self.width
 
     def run(  # noqa: PLR0913 (the inputs of layers)
         self,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
+from peagle.backends.cpu import structs
 from peagle.backends.cpu.attention import CpuAttend
-from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
+from peagle.backends.cpu.decoder import Decoder, RotaryTable, native_layer
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
-from peagle.backends.cpu.structs import PRODUCTS
 from peagle.backends.cpu.target import NORMS, QK_NORMS
 from peagle.backends.own_code import OwnCodeDrafter
 from peagle.model.drafter import Drafter, DrafterOutput
@@ -48,9 +48,10 @@ class NativeDrafter(GenericDrafter):
     def __init__(self, drafter: Drafter) -> None:
         super().__init__(drafter)
         sizes = drafter.config.transformer
-        shape = DecoderShape(sizes.head_dim, sizes.rms_norm_eps, sizes.head_dim**-0.5)
+        model = structs.Model(head_dim=sizes.head_dim, eps=sizes.rms_norm_eps)
+        model.scale = sizes.head_dim**-0.5
         layers = [_decoder_layer(cast(Layer, layer)) for layer in self.drafter.layers]
-        self.decoder = Decoder(layers, drafter.norm.weight, shape)
+        self.decoder = Decoder(layers, drafter.norm.weight, model)
         self.rotary = RotaryTable(drafter.rotary, drafter.norm.weight.dtype)
 
     @torch.no_grad()
@@ -63,11 +64,12 @@ class NativeDrafter(GenericDrafter):
         return DrafterOutput(found.normed, recurrent)
 
 
-def _decoder_layer(layer: Layer) -> DecoderLayer:
+def _decoder_layer(layer: Layer) -> structs.Layer:
     """A drafter's layer for the library; its linear layers are native ones."""
     weights = dict(layer.named_parameters())
-    products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in PRODUCTS}
+    products = {path: cast(CpuLinear, layer.get_submodule(path)) for path in structs.PRODUCTS}
     paths = {name: f"{path}.weight" for name, path in HEAD_NORMS.items()}
     norms: dict[str, Tensor] = {n: weights[path] for n, path in paths.items() if path in weights}
     normed = isinstance(layer, FirstLayer) and layer.norm_before_residual
-    return DecoderLayer(products, norms, normed, layer.self_attn.spec.window or 0)
+    window = layer.self_attn.spec.window or 0
+    return native_layer(products, norms, normed_residual=normed, window=window)

@@ -1,7 +1,6 @@
 """The C++ of native/: compiled at first use, in a few seconds, and kept in the user's cache."""
 
 import ctypes
-import hashlib
 import logging
 import os
 import platform
@@ -16,7 +15,7 @@ import torch
 
 from peagle.backends.cpu.structs import COUNT, POINTER, check_sizes
 from peagle.errors import first_line
-from peagle.paths import cache_dir
+from peagle.paths import cache_dir, digest
 
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden"]
@@ -113,11 +112,6 @@ def _compile(folder: Path) -> Path:
         why = f"{compiler!r} fails ({first}): name another compiler in $CXX, g++ 9 or newer"
         raise NoCompiler(why) from error
     return parts[1]
-
-
-def digest(content: bytes) -> str:
-    """A short hash, for the names of files in the cache."""
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def processor() -> str:

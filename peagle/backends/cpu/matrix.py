@@ -131,10 +131,10 @@ class CpuLinear(nn.Module):
         return copy(self)
 
     @classmethod
-    def of(cls, linear: "nn.Linear | CpuLinear", kind: str | None = None) -> nn.Module:
+    def of(cls, linear: nn.Linear, kind: str | None = None) -> nn.Module:
         """A linear layer of the same weights, or of these rounded to int8 or int4. The given one
-        where it is native, and where its inputs are no whole groups of int4."""
-        if isinstance(linear, CpuLinear) or (kind == "int4" and linear.in_features % GROUP):
+        where its inputs are no whole groups of int4."""
+        if kind == "int4" and linear.in_features % GROUP:
             return linear
         return cls(quantize_weights(linear.weight.detach(), kind), linear.bias)
 

@@ -19,14 +19,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from peagle.backends.cpu import matrix
-from peagle.backends.cpu.library import digest, fingerprint, load, processor
+from peagle.backends.cpu.library import fingerprint, load, processor
 from peagle.backends.cpu.matrix import Place, Weights
 from peagle.backends.cpu.pages import LargePages
 from peagle.files import kept_digest, replacing, sha256, share
 from peagle.model import int8
 from peagle.model.described import DescribedTarget
 from peagle.model.int8 import SCALE
-from peagle.paths import cache_dir
+from peagle.paths import cache_dir, digest
 
 log = logging.getLogger(__name__)
 

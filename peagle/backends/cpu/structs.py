@@ -44,6 +44,7 @@ class Spec(ctypes.Structure):
 class Layer(ctypes.Structure):
     """native/layer.h; norms that a layer does not have are None."""
 
+    alive: object  # the weights that it points to
     _fields_ = [(path, Matrix) for path in PRODUCTS]
     _fields_ += [(f"{name}_norm", POINTER) for name in NORMS]
     _fields_ += [("normed_residual", COUNT), ("window", COUNT), ("rope", COUNT)]

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peagle.backends.cpu.decoder import Decoder, DecoderLayer, DecoderShape, RotaryTable
+from peagle.backends.cpu.decoder import Decoder, RotaryTable, native_layer
 from peagle.backends.cpu.matrix import CpuLinear, Place, Weights, quantize_weights
-from peagle.backends.cpu.structs import ACTIVATIONS, PRODUCTS
+from peagle.backends.cpu.structs import ACTIVATIONS, PRODUCTS, Layer, Model
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
 
@@ -40,9 +40,10 @@ class NativeTarget:
         self.embedding = target.embedding
         weights = keep(target, lambda place: _products(target, place))
         layers = [_layer(target, number, weights) for number in range(target.num_layers)]
-        activation = ACTIVATIONS.index(config.activation)
-        sizes = (config.head_dim, config.rms_norm_eps, config.attention_scale, activation)
-        self.decoder = Decoder(layers, _norm(config, target.tensors[NORM]), DecoderShape(*sizes))
+        model = Model(head_dim=config.head_dim, eps=config.rms_norm_eps)
+        model.scale = config.attention_scale
+        model.activation = ACTIVATIONS.index(config.activation)
+        self.decoder = Decoder(layers, _norm(config, target.tensors[NORM]), model)
         self.head = CpuLinear(weights[HEAD], None)
         rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
         self.rotaries = [RotaryTable(rotary, self.embedding.dtype) for rotary in rotaries]
@@ -79,7 +80,7 @@ def _products(target: DescribedTarget, place: Place) -> dict[str, Weights]:
     return weights | {HEAD: quantize_weights(head.to(target.dtype), kind and "int8", place)}
 
 
-def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> DecoderLayer:
+def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> Layer:
     """A layer for the library."""
     config = target.config
     weights = target.layer_weights(number)
@@ -92,7 +93,7 @@ def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) ->
         paths = paths | QK_NORMS
     norms = {name: _norm(config, weights[f"{path}.weight"]) for name, path in paths.items()}
     layer = config.layers[number]
-    return DecoderLayer(products, norms, window=layer.window, rope=layer.rope)
+    return native_layer(products, norms, window=layer.window, rope=layer.rope)
 
 
 def _norm(config: Described, weight: Tensor) -> Tensor:
