@@ -142,11 +142,11 @@ def model_name(target: str) -> str:
     return path.resolve().name if local else target
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
     """A question that names the nearest of what is known, whatever its case; None when nothing is
-    near."""
+    near, by difflib's ratio."""
     lowered = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.7)
+    near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=cutoff)
     return f"did you mean {lowered[near[0]]}?" if near else None
 
 

@@ -85,8 +85,7 @@ def _read(hint: Any, value: Any, field: str) -> Any:
         return {name: _read(parts[1], each, f"{field}.{name}") for name, each in given.items()}
     if is_dataclass(hint):
         return read_record(hint, value, field)  # type: ignore[arg-type]
-    kind = str if hint is Path else hint
-    _check(kind, value, field)
+    _check(str if hint is Path else hint, value, field)
     return Path(value) if hint is Path else value
 
 

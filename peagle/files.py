@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from peagle.errors import InputError, first_line
-from peagle.paths import cache_dir
+from peagle.paths import cache_dir, digest
 
 
 def unusable(
@@ -96,11 +96,11 @@ def kept_digest(file: Path) -> str:
     found = file.stat()
     times = found.st_mtime_ns, found.st_ctime_ns  # the latter has no setter
     decisive = repr((str(file.absolute()), found.st_ino, found.st_size, times))
-    kept = cache_dir() / "digests" / hashlib.sha256(decisive.encode()).hexdigest()[:16]
+    kept = cache_dir() / "digests" / digest(decisive.encode())
     with suppress(OSError, ValueError):
-        digest = kept.read_text()
-        if re.fullmatch("[0-9a-f]{64}", digest):
-            return digest
-    digest = sha256(file)
-    keep(kept, digest)
-    return digest
+        known = kept.read_text()
+        if re.fullmatch("[0-9a-f]{64}", known):
+            return known
+    made = sha256(file)
+    keep(kept, made)
+    return made

@@ -212,10 +212,11 @@ def test_names_of_models_as_people_see_them(
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PEAGLE_HOME", str(tmp_path))
-    assert cache_dir() == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    for named, folder in ((str(tmp_path), tmp_path), ("~/kept", tmp_path / "me" / "kept")):
+        monkeypatch.setenv("PEAGLE_HOME", named)
+        assert cache_dir() == folder
     monkeypatch.delenv("PEAGLE_HOME")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path / "me")
     assert cache_dir() == tmp_path / "me" / ".cache" / "peagle"
 
 

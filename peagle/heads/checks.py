@@ -17,7 +17,7 @@ from peagle.methods.registry import method_of
 from peagle.model.base_target import BaseTarget
 from peagle.model.config import default_feature_layers
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
-from peagle.model.layer_config import FULL, LAYER_KEYS, OLD_ROPE, SLIDING
+from peagle.model.layer_config import FULL, LAYER_KEYS, SLIDING
 
 TABLE = "embed_tokens.weight"
 OFFSETS = f"d2t holds offsets (target id = draft id + d2t[draft id]), ascending: {FETCH_AGAIN}"
@@ -29,8 +29,8 @@ COMPUTES = (
 )  # fmt: skip
 # Keys that are read or have no effect. The last two are NVIDIA's: every head here has these norms.
 KNOWN = LAYER_KEYS | READ | {
-    "logit_scale", *OLD_ROPE, "layer_types", "use_sliding_window", "max_window_layers",
-    "use_input_layernorm_in_first_layer", "use_last_layernorm",
+    "logit_scale", "rope_theta", "rope_scaling", "layer_types", "use_sliding_window",
+    "max_window_layers", "use_input_layernorm_in_first_layer", "use_last_layernorm",
 }  # fmt: skip
 
 

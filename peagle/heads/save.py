@@ -32,13 +32,14 @@ def save_drafter(
     dialect: Dialect = "native",
     dtype: torch.dtype | None = torch.bfloat16,
 ) -> None:
-    """Write a head: to a temporary folder first, then renamed over `folder`.
+    """Write a head: to a temporary folder first, then renamed over `folder`. A link to the folder
+    stays.
 
     `vllm` and `speculators` need the embedding table: share the target's before exporting. Their
     tools do not read `torch.int8`: matrices as int8 rows with scales, all else in bfloat16.
     """
     config = drafter.config
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     dtype = dtype or drafter.norm.weight.dtype
     assert dialect == "native" or dtype != torch.int8, "int8 is for the native dialect only"
     tensors = _as_stored(_tensors_to_write(drafter, dialect), dtype)

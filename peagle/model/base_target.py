@@ -64,8 +64,7 @@ class BaseTarget:
     @property
     def end_tokens(self) -> set[int]:
         """Ids that end an answer: the generation config's, and the tokenizer's eos."""
-        eos = getattr(self.tokenizer, "eos_token_id", None)
-        return {*self.end_ids, *listed(eos)}
+        return {*self.end_ids, *listed(getattr(self.tokenizer, "eos_token_id", None))}
 
     def check_layers(self, layers: Sequence[int]) -> None:
         """Raises InputError for feature layers that the target does not have."""

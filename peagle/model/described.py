@@ -5,7 +5,7 @@ A family that needs more facts is not described; its own code runs it (model/tar
 Shapes: V vocabulary, E hidden.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,10 +84,10 @@ class DescribedTarget(BaseTarget):
     name: str
     end_ids: list[int]
     quantize: str | None = None  # int8 or int4, in which the backend keeps the weights
+    digests: Sequence[str] = ()  # of the files of its weights, where these are known
 
     def __post_init__(self) -> None:
         config = self.config
-        self.digests = list[str]()  # of the files of its weights, where these are known
         self.device = torch.device("cpu")
         self.dtype = self.embedding.dtype
         shape = HeadShape(config.num_key_value_heads, config.head_dim, config.head_dim)

@@ -97,7 +97,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 DEFAULT_ROPE: dict[str, Any] = {"rope_theta": 10_000.0, "rope_type": "default"}
 FULL, SLIDING = "full_attention", "sliding_attention"  # in `layer_types`
-OLD_ROPE = ("rope_theta", "rope_scaling")  # of transformers 4; `rope_parameters` replaces them
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
@@ -152,12 +151,10 @@ class LayerConfig:
         """The rotary embedding by `rope_parameters`; of rare kinds by transformers' code."""
         if (rope := rope_of(self.rope_parameters)) is not None:
             return rope.rotary(self.head_dim)
-        from transformers import LlamaConfig  # noqa: PLC0415 (takes two seconds)
-        from transformers.models.llama.modeling_llama import (  # noqa: PLC0415
-            LlamaRotaryEmbedding,
-        )
+        from transformers.models.llama import modeling_llama as llama  # noqa: PLC0415 (two seconds)
 
-        made = LlamaRotaryEmbedding(LlamaConfig(**self.to_json() | {"model_type": "llama"}))
+        config = llama.LlamaConfig(**self.to_json() | {"model_type": "llama"})
+        made = llama.LlamaRotaryEmbedding(config)
         return Rotary(made.inv_freq, made.attention_scaling)
 
     @classmethod
@@ -169,7 +166,7 @@ class LayerConfig:
         if "rope_parameters" not in given:  # the keys of transformers 4
             scaling = dict(raw.get("rope_scaling") or {})
             kind = scaling.pop("type", "default")
-            theta = {key: raw[key] for key in OLD_ROPE[:1] if raw.get(key) is not None}
+            theta = {} if raw.get("rope_theta") is None else {"rope_theta": raw["rope_theta"]}
             given["rope_parameters"] = DEFAULT_ROPE | {"rope_type": kind} | scaling | theta
         return cls(**given)
 

@@ -22,7 +22,7 @@ import transformers
 from huggingface_hub import constants, errors, get_session, snapshot_download
 from safetensors import SafetensorError
 
-from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog
+from peagle.catalog import PackagedGGUF, did_you_mean, known_entry, load_catalog
 from peagle.errors import InputError, first_line
 from peagle.files import cache_fix, kept_digest, sha256, share, writing
 from peagle.model.base_target import listed
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from peagle.model.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What transformers, the hub and gguf raise for names and files that are wrong.
-FORMAT_ERRORS = (SafetensorError, errors.StrictDataclassError, NotImplementedError, struct.error)
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, ArithmeticError, *FORMAT_ERRORS)
+# What transformers, the hub and gguf raise for names and files that are wrong, and for packages
+# that are missing.
+OWN_KINDS = (SafetensorError, errors.StrictDataclassError, NotImplementedError, struct.error)
+UNREADABLE = (OSError, ImportError, ValueError, LookupError, TypeError, ArithmeticError, *OWN_KINDS)
 NO_HUB = "check the hub id and the network (`hf auth login` for private models), or name a folder"
 AGAIN = "run it again: files that are complete stay"
 HUB_ERRORS = {  # the first of these that fits
@@ -51,6 +52,7 @@ ATTEMPTS = 2
 FILES = ["*.json", "*.jinja", "*.txt", "*.model"]  # of a target, besides its weights
 FACTORS = "rope_freqs.weight"  # of a GGUF file; llama.cpp divides the frequencies by them
 ENDS = {"<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<EOT>"}  # of turns
+ENDS |= {"<|endoftext|>", "<end_of_utterance>"}  # of answers, as Qwen's second eos
 SIZES = "sizes.json"  # of an unpacked target's files, by their names
 KNOWN = "give a folder, a .gguf file, a hub id (owner/name[@revision])"
 
@@ -99,10 +101,8 @@ def described_target(
         # The matrices of products stay mapped.
         tensors |= {k: t.to(made) for k, t in tensors.items() if t.ndim < 2 or k == EMBEDDING}
         tokenizer = read_tokenizer(name, folder, config)
-        target = DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize)
-        if quantize:
-            target.digests = [kept_digest(file) for file in weight_files(folder)]
-        return target
+        digests = [kept_digest(file) for file in weight_files(folder)] if quantize else []
+        return DescribedTarget(config, tensors, tokenizer, name, end_ids, quantize, digests)
 
 
 def target_folder(name: str, weights: tuple[str, ...] = ALL) -> Path:
@@ -179,7 +179,8 @@ def reading(target: str, fix: str | None = None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        known = isinstance(error, UNREADABLE) or type(error) is Exception  # the latter: tokenizers
+        # Tokenizers raise a plain Exception, quantisers without a GPU a plain RuntimeError.
+        known = isinstance(error, UNREADABLE) or type(error) in (Exception, RuntimeError)
         if not known or (isinstance(error, InputError) and error.field):
             raise
         why = first_line(error).rstrip(".")
@@ -209,14 +210,16 @@ def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache. Where
     the hub does not answer, the folder is what the hub's cache has."""
     entries = load_catalog()
-    source = entries[name].target if name in entries else name
+    # The catalog's names ignore case; a folder comes before one that is typed in another case.
+    entry = entries.get(name) or (None if Path(expanduser(name)).is_dir() else known_entry(name))
+    source = entry.target if entry else name
     if isinstance(source, PackagedGGUF):
-        return str(_dequantized(source, f"gguf-{source.sha256[:16]}")), None
+        return str(_dequantized(source, f"gguf-base-{source.sha256[:16]}")), None
     path = Path(expanduser(source))
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError("no such file", field="target", value=name)
-        return str(_dequantized(path, f"gguf-ends-{kept_digest(path)[:16]}")), None
+        return str(_dequantized(path, f"gguf-base-{kept_digest(path)[:16]}")), None
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError("the folder has no config.json", field="target", value=name)
@@ -282,10 +285,10 @@ def _dequantized(gguf: Path | PackagedGGUF, name: str) -> Path:
             model = _load_model(gguf.parent, **how)
             tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             file = GGUFReader(gguf)
-            _add_scaling(model.config, file, gguf.name)
+            biased = any(key.endswith("bias") for key in model.state_dict())
+            _add_scaling(model.config, file, gguf.name, biased)
             _add_ends(model.generation_config, file, tokenizer.get_vocab())
-        if hasattr(model.config, "quantization_config"):
-            del model.config.quantization_config
+        vars(model.config).pop("quantization_config", None)
         with writing(done.parent, "cache"):
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
@@ -312,16 +315,21 @@ def _add_ends(config: Any, file: Any, vocabulary: dict[str, int]) -> None:
     config.eos_token_id = sorted(ends.union(listed(config.eos_token_id)))
 
 
-def _add_scaling(config: Any, file: Any, name: str) -> None:
+def _add_scaling(config: Any, file: Any, name: str, biased: bool = True) -> None:
     """Write the scaling of a GGUF file, which transformers does not read, into its config: of RoPE,
-    for Gemma in layers without a window, and of attention in Gemma's 27B models, as in llama.cpp.
-    Raises InputError, which has the file's `name`, for scaling that transformers lacks."""
+    for Gemma in layers without a window, and of attention in Gemma's 27B models, as in llama.cpp;
+    also RoPE's base, which it does not read of all families. Raises InputError, which has the
+    file's `name`, for scaling that transformers lacks, and for biases of a model that is not
+    `biased`."""
     if (config.model_type, config.num_hidden_layers) in (("gemma2", 46), ("gemma3_text", 62)):
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
     left = {n.partition(".")[2]: f.contents() for n, f in file.fields.items() if ".rope.scal" in n}
     left |= {each.name: torch.tensor(each.data) for each in file.tensors if "rope_f" in each.name}
+    left |= {each.name: 0 for each in file.tensors if each.name.endswith(".bias") and not biased}
     tables = getattr(config, "rope_parameters", None) or {}
     table = tables.get(FULL, tables)
+    if (base := file.fields.get(f"{config.model_type}.rope.freq_base")) is not None:
+        table["rope_theta"] = base.contents()
     if (kind := left.get("rope.scaling.type", "linear")) in ("none", "linear", "yarn"):
         left.pop("rope.scaling.type", None)
     factor = left.pop("rope.scaling.factor", 0) or left.pop("rope.scale_linear", 0)

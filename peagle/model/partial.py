@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from peagle.model.describe import read_weights
 from peagle.model.described import below
+from peagle.model.fingerprints import outer_norms
 from peagle.model.loader import load_target, read_tokenizer, reading, resolve_device, target_folder
 from peagle.model.target import Target
 
@@ -65,8 +66,10 @@ def load_partial(name: str, *, layers: int = 1, device: str = "cpu") -> Target:
     Raises InputError as `load_target` does.
     """
     made = outline(name)
-    needed = _ends(made) | _norms(made)
-    last = [f"{_layers_prefix(made)}{n}." for n in range(made.num_layers)[-layers:]]
+    prefix = _layers_prefix(made)
+    norms = {f"{prefix}{n}.{key}": p for n, key, p in outer_norms(made)}
+    needed = _ends(made) | norms
+    last = [f"{prefix}{n}." for n in range(made.num_layers)[-layers:]]
     tied = made.model.all_tied_weights_keys  # what each name is tied to
     wanted = (*needed, *tied, *last)
     folder = target_folder(name, wanted)
@@ -90,17 +93,6 @@ def _ends(target: Target) -> dict[str, Tensor]:
     parts = [model.get_input_embeddings(), model.get_output_embeddings(), *norms]
     kept = {p for part in parts for p in part.parameters()}
     return {name: p for name, p in model.named_parameters() if p in kept}
-
-
-def _norms(target: Target) -> dict[str, Tensor]:
-    """The norms of the first and last layer, which a target is known by (`weights_hash`)."""
-    prefix = _layers_prefix(target)
-    return {
-        f"{prefix}{layer}.{name}": p
-        for layer in (0, target.num_layers - 1)
-        for name, p in target.layer_weights(layer).items()
-        if "norm" in name
-    }
 
 
 def _layers_prefix(target: Target) -> str:

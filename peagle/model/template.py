@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +31,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, choice: str | None) -> None
         tokenizer.chat_template = begin + PLAIN_TEMPLATE
     elif choice is not None:
         try:
-            tokenizer.chat_template = Path(choice).read_text(encoding="utf-8")
+            tokenizer.chat_template = Path(expanduser(choice)).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or first_line(error)
             fix = f"give a Jinja file, or {PLAIN}"

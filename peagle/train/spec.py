@@ -10,9 +10,10 @@ from peagle.model.layer_config import LayerConfig, head_size
 from peagle.model.target import Target
 
 SAME_KEYS = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "hidden_act",
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
     "rms_norm_eps", "rope_parameters", "max_position_embeddings", "attention_bias",
 )  # fmt: skip
+DEPTHS = 8  # default of a head
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ class HeadSpec:
     Head:
     method: Drafting method to train: p-eagle or eagle3.
     layers: Number of decoder layers of the head. Default: 4, or 1 for eagle3.
-    depths: Number of draft tokens per round to train for (K).
-    draft_vocab: Size of the draft vocabulary, the most frequent tokens.
+    depths: Number of draft tokens per round to train for (K). Default: 8.
+    draft_vocab: Size of the draft vocabulary, the most frequent tokens. Default: 8192.
     feature_layers: Target layers whose inputs the head reads, as 2,15,27; the number of layers is
         what leaves the last one. Default: 2, n/2 and n - 3 of n layers.
     embedding: Input embedding of the head: full (its own table), mask-row (the target's, with a
@@ -38,8 +39,8 @@ class HeadSpec:
 
     method: str = DEFAULT
     layers: int | None = None
-    depths: int = 8
-    draft_vocab: int = 8192
+    depths: int | None = None
+    draft_vocab: int | None = None
     feature_layers: tuple[int, ...] | None = None
     embedding: Embedding | None = None
     fc_norm: bool | None = None
@@ -62,10 +63,10 @@ def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) ->
         method=method.name,
         transformer=_transformer_config(target, spec.layers or method.layers),
         feature_layers=spec.feature_layers or default_feature_layers(target.num_layers),
-        draft_vocab_size=min(spec.draft_vocab, target.embedding.shape[0]),
+        draft_vocab_size=min(spec.draft_vocab or 8192, target.embedding.shape[0]),
         target_hidden_size=target.config.hidden_size,
         mask_token_id=mask_token_id if method.parallel else None,
-        depths=spec.depths,
+        depths=spec.depths or DEPTHS,
         embedding=spec.embedding or ("mask-row" if method.parallel else "shared"),
         fc_norm=not method.parallel if spec.fc_norm is None else spec.fc_norm,
         norm_output=not method.parallel and spec.norm_output is not False,
@@ -73,7 +74,8 @@ def drafter_config(target: Target, spec: HeadSpec, mask_token_id: int | None) ->
 
 
 def _transformer_config(target: Target, layers: int) -> LayerConfig:
-    """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes."""
+    """Llama layers (Qwen3 layers for a Qwen3-like target) of the target's sizes. Their activation
+    is silu, whatever the target's: vLLM runs no other."""
     by_layer = getattr(target.config, "per_layer_config", None)
     source = target.config if by_layer is None else by_layer[0]  # Gemma-4's layers differ in heads
     kind = "qwen3" if source.model_type.startswith("qwen3") else "llama"

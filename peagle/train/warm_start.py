@@ -24,6 +24,7 @@ from peagle.train.spec import HeadSpec, drafter_config
 
 SAMPLE = 32  # answers, the longest of which shows the usual size of features
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "vaultgemma")  # they multiply by 1 + w
+QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 RESERVED = ("reserved", "unused", "mask", "extra", "dummy")  # in the names of tokens for later use
 Captured = Callable[[], TargetOutput]  # returns what was captured of a document
 
@@ -61,8 +62,7 @@ def why_unfit(token: int, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -
         return f"is outside the embedding (0 to {vocab_size - 1})"
     if token in _used_by_template(tokenizer):
         return "is used by the tokenizer (pad, bos, eos) or its chat template"
-    added = tokenizer.added_tokens_decoder
-    if token < len(tokenizer) and token not in added:
+    if token < len(tokenizer) and token not in tokenizer.added_tokens_decoder:
         return "is an ordinary token: text can produce it"
     return ""
 
@@ -181,8 +181,11 @@ def _copy_layers(drafter: Drafter, target: Target, ids: Tensor) -> None:
     last = range(target.num_layers)[-len(drafter.layers) :]
     for mine, number in zip(drafter.layers, last, strict=False):
         source = target.layer_state(number)
+        # Without its gate a feed-forward is of no use. Other activations are near enough to silu.
+        if "mlp.gate_proj.weight" not in source:
+            source = {n: w for n, w in source.items() if not n.startswith("mlp.")}
         for name, parameter in mine.named_parameters():
-            if name.startswith("self_attn.") and parameter.shape[1:] == (2 * hidden,):
+            if name.endswith(QKV) and parameter.shape[1] == 2 * hidden:
                 parameter[:, :hidden] *= 0.1  # the embedding half starts small
                 _copy(parameter[:, hidden:], source.get(name))
             elif name.endswith("norm.weight"):

@@ -1,6 +1,5 @@
 """A head as vLLM reads it: compared with its target, and exported where it must be."""
 
-import hashlib
 import logging
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from peagle.model.layer_config import LayerConfig
 from peagle.model.loader import locate
 from peagle.model.partial import load_partial
 from peagle.model.template import use_template
-from peagle.paths import cache_dir
+from peagle.paths import cache_dir, digest
 from peagle.vllm.flags import P_EAGLE_SINCE, V1_RUNNER
 from peagle.vllm.process import older
 
@@ -67,25 +66,24 @@ def check_for_vllm(location: str) -> Needs:
 
 
 def needs_of(keys: HeadKeys) -> Needs:
-    """Return what a head needs of vLLM. Raises InputError for damaged keys."""
+    """Return what a head needs of vLLM. Raises InputError for damaged keys, and for an activation
+    that vLLM lacks: no export would change it."""
     with keys.naming():
+        if (activation := keys.sizes.get("hidden_act") or "silu") != "silu":
+            why = f"its activation is {activation}, vLLM's heads have silu only"
+            raise InputError(why, field="head", value=keys.place, fix="train another head")
         parallel = METHODS[keys.method].parallel
         return Needs(
             method=keys.method,
             k=keys.depths or UNKNOWN_DEPTHS,
             since=_since(keys),
             below=ALL_DRAFTED if _may_store_d2t(keys) else None,
-            environ=V1_RUNNER if parallel or _hides_layers(keys) else {},
+            # Its V2 runner drafts in a chain, and reads no layer ids but those in this place.
+            environ=V1_RUNNER if parallel or (keys.layers and not keys.raw.get(LAYER_IDS)) else {},
             lost="its correction" if keys.correction else None,
             drafter=LayerConfig.from_json(keys.sizes),
             keys=keys,
         )
-
-
-def _hides_layers(keys: HeadKeys) -> bool:
-    """Whether vLLM's V2 model runner takes default layer ids in place of the head's. It does not
-    draft in parallel either."""
-    return not keys.raw.get(LAYER_IDS) and bool(keys.layers)
 
 
 def _may_store_d2t(keys: HeadKeys) -> bool:
@@ -180,7 +178,7 @@ def as_vllm_reads_it(
     states = [(file, file.stat()) for file in sorted(head.folder.iterdir())]
     files = [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]
     made_of = repr((str(head.folder.resolve()), files, locate(target), template, force))
-    folder = cache_dir() / "exported" / hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    folder = cache_dir() / "exported" / digest(made_of.encode())
     if not folder.is_dir():
         model = load_partial(target)
         assert model.tokenizer is not None

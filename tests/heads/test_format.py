@@ -227,6 +227,18 @@ def test_saving_again_replaces_the_head_and_keeps_its_card(target: Any, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
 
+def test_a_link_to_a_head_stays(target: Any, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "head").symlink_to(tmp_path / "disk" / "mine")
+    for seed in range(3):
+        head = make_head(head_config(), seed=seed)
+        save_drafter(head, tmp_path / "head", dtype=None)
+        same_tensors(load_drafter(tmp_path / "head", target).state_dict(), head.state_dict())
+    assert (tmp_path / "head").is_symlink()
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "head"]
+
+
 def test_other_names_of_the_first_layer(target: Any, tmp_path: Path) -> None:
     head = make_head(head_config())
     save_drafter(head, tmp_path / "head", dtype=None)

@@ -69,7 +69,7 @@ def write_gguf(  # noqa: PLR0913 (parts of a file)
         key = name if name.startswith("tokenizer.") else f"{architecture}.{name}"
         adds[type(value)](key, value)
     for name, tensor in tensors.items():
-        writer.add_tensor(f"{name}.weight", tensor)
+        writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

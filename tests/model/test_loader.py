@@ -10,6 +10,7 @@ import pytest
 import torch
 from families import PLAIN, build
 from gguf_files import not_loaded
+from json_files import change_json
 from refusals import refused
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, PreTrainedTokenizerFast
@@ -147,6 +148,10 @@ UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
     ),
     (lambda f: (f / "model.safetensors").write_bytes(b"not a tensor"), "header"),
     (pickled, "safetensors"),
+    (
+        lambda f: change_json(f / "config.json", quantization_config={"quant_method": "awq"}),
+        "requires gptqmodel",
+    ),
 ]
 
 
@@ -155,6 +160,23 @@ def test_unusable_folders(damage: Callable[[Path], object], why: str, folder: Pa
     """Transformers would only warn of a missing tensor, and draw the weights at random."""
     damage(folder)
     not_loaded(folder, why)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(RuntimeError, True), (RecursionError, False)])
+def test_a_quantiser_without_a_gpu(
+    kind: type[Exception], told: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a more special type is none of the files'."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise kind("GPU is required to quantize or run quantize model.")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
+    if told:
+        not_loaded(folder, "GPU is required to quantize or run quantize model$")
+    else:
+        with pytest.raises(kind):
+            load_target(str(folder))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -175,8 +197,18 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             resolve_device(wrong)
 
 
-def test_a_catalog_name_stands_for_a_hub_id(reachable: None) -> None:
-    assert locate("qwen3-8b") == ("Qwen/Qwen3-8B", None)
+@pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3-8B", "qwen/qwen3-8b"])
+def test_a_catalog_name_stands_for_a_hub_id(name: str, reachable: None) -> None:
+    assert locate(name) == ("Qwen/Qwen3-8B", None)
+
+
+def test_a_folder_comes_before_a_catalog_name_in_another_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Qwen3-8B").mkdir()
+    (tmp_path / "Qwen3-8B" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert locate("Qwen3-8B") == ("Qwen3-8B", None)
 
 
 def test_a_catalog_name_may_have_a_revision(

@@ -39,11 +39,14 @@ def test_a_tokenizer_of_another_kind(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "MistralCommonBackend" in error.value.why
 
 
-def test_a_template_file(tmp_path: Path) -> None:
+def test_a_template_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, file = make_tokenizer(), tmp_path / "chat.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
-    use_template(tokenizer, str(file))
-    assert tokenizer.decode(prompt_ids(tokenizer, TALK)) == "[the cat][ sat]"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (str(file), "~/chat.jinja"):
+        tokenizer.chat_template = None
+        use_template(tokenizer, name)
+        assert tokenizer.decode(prompt_ids(tokenizer, TALK)) == "[the cat][ sat]"
     with refused("chat_template"):
         use_template(tokenizer, str(tmp_path / "none.jinja"))
 

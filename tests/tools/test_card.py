@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from tiny_heads import head_config, make_head
 
 from peagle.heads.save import save_drafter
-from peagle.model.config import Provenance
+from peagle.model.config import CorrectionConfig, Provenance
 from peagle.tools.card import HERE, MARK, model_card, write_card
 
 
@@ -56,6 +56,17 @@ def test_the_card_says_what_is_recorded() -> None:
     assert f"{export}\nhf upload {HERE} head-for-vllm\n" in card.text
     assert f"peagle deploy owner/base --head {HERE} --to kubernetes" in card.text
     assert '"parallel_drafting": true' in card.text
+
+
+def test_the_card_of_a_corrected_head() -> None:
+    card = model_card(head_config(correction=CorrectionConfig(8, 5)))
+    plugin = "vLLM runs the head with that only where the plugin `peagle-vllm` is installed"
+    assert f"(`correction/`, rank 8).\n{plugin} (vLLM 0.32).\n" in card.text
+
+
+def test_a_catalog_name_in_another_case() -> None:
+    card = model_card(head_config(provenance=Provenance("SmolLM2-135M")))
+    assert f"peagle generate SmolLM2-135M --head {HERE}" in card.text
 
 
 def test_the_card_of_a_head_that_records_nothing(tmp_path: Path) -> None:

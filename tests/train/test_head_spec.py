@@ -4,11 +4,11 @@ import pytest
 import torch
 from families import FAMILIES, PLAIN, build
 from tiny import METHODS, features_of, make_tokenizer
-from transformers import Phi3Config
+from transformers import LlamaConfig, Phi3Config
 
 from peagle.model.attention import CausalAttend
 from peagle.model.target import Target
-from peagle.train.spec import HeadSpec
+from peagle.train.spec import HeadSpec, drafter_config
 from peagle.train.warm_start import new_drafter
 
 
@@ -24,6 +24,14 @@ def test_every_family(family: str, method: str) -> None:
         ids, attend = torch.tensor([6, 7, 8]), CausalAttend()
         out = drafter(ids, features, torch.arange(3), attend)
         assert drafter.logits(out.normed).isfinite().all()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "relu2"])
+def test_the_activation_is_one_that_vllm_has(activation: str) -> None:
+    model = build(LlamaConfig(**PLAIN, hidden_act=activation))
+    spec = HeadSpec(feature_layers=(1, 2, 3))
+    config = drafter_config(Target(model, make_tokenizer(), "llama"), spec, mask_token_id=3)
+    assert config.transformer.hidden_act == "silu"
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,13 +1,21 @@
 """A new drafter carries the target's own weights where shapes allow."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, MIXED, PLAIN, SIZES, SPECIAL, build
 from refusals import refused
-from tiny import METHODS, make_tokenizer
-from transformers import Gemma3TextConfig, GemmaConfig, Olmo2Config, VaultGemmaConfig
+from tiny import METHODS, make_target, make_tokenizer
+from transformers import (
+    ArceeConfig,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Olmo2Config,
+    Qwen3Config,
+    VaultGemmaConfig,
+)
 
 from peagle.model.drafter import Drafter
 from peagle.model.fingerprints import config_hash, template_hash, weights_hash
@@ -64,7 +72,15 @@ def test_copied_weights(target: Target, method: str) -> None:
     assert torch.equal(drafter.embed(torch.tensor([7])), target.embedding[[7]])
 
 
-def test_copied_layers(target: Target) -> None:
+def wide() -> Target:
+    """A Qwen3 whose queries are twice as wide as its states, as those of Qwen3-0.6B."""
+    config = Qwen3Config(**PLAIN | {"vocab_size": 128}, head_dim=16)
+    return Target(build(config), make_tokenizer(), "wide")
+
+
+@pytest.mark.parametrize("kind", [make_target, wide])
+def test_copied_layers(kind: Callable[[], Target]) -> None:
+    target = kind()
     drafter = make(target, "p-eagle")
     for mine, theirs in zip(drafter.layers[1:], target.layers[-1:], strict=True):
         source = dict(theirs.named_parameters())
@@ -78,6 +94,18 @@ def test_copied_layers(target: Target) -> None:
     assert torch.equal(first.self_attn.o_proj.weight, source.self_attn.o_proj.weight)
     assert torch.equal(first.mlp.up_proj.weight, source.mlp.up_proj.weight)
     assert torch.equal(first.hidden_norm.weight, source.input_layernorm.weight)
+
+
+def test_a_feed_forward_without_a_gate_is_not_copied() -> None:
+    """Half of a head's would compute nothing of it."""
+    target = Target(build(ArceeConfig(**PLAIN)), make_tokenizer(), "arcee")
+    spec = HeadSpec(layers=2, depths=4, draft_vocab=16, feature_layers=(1, 2, 3))
+    drafter = new_drafter(target, [[5, 6, 7] * 9], spec)
+    for mine, theirs in zip(drafter.layers, target.layers[-2:], strict=True):
+        assert torch.equal(mine.self_attn.o_proj.weight, theirs.self_attn.o_proj.weight)
+        for name in ("up_proj", "down_proj"):
+            found, source = (getattr(layer.mlp, name).weight for layer in (mine, theirs))
+            assert found.shape == source.shape and not torch.equal(found, source)
 
 
 @pytest.mark.parametrize("family", [*(name for name in FAMILIES if name != "gpt2"), *MORE])

@@ -191,6 +191,16 @@ def test_a_release_that_does_not_run_it(version: str, runs: bool) -> None:
     assert needs_of(HeadKeys("head", ours)).below is None
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_an_activation_that_vllm_lacks(activation: str) -> None:
+    """The second is not known here either."""
+    sizes = SIZES | {"hidden_act": activation}
+    for raw in (sizes, theirs("eagle3", sizes)):
+        with refused("head") as error:
+            needs_of(HeadKeys("head", raw))
+        assert error.value.why.startswith(f"its activation is {activation}, ")
+
+
 FIVE = {LAYER_IDS: [1, 2, 3, 4, 5]}
 
 
