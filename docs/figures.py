@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from peagle.train.attention import sees
-from peagle.train.batches import PackedDocuments
-from peagle.train.elements import Elements, one_pass, partition, sample_elements
+from peagle.train.elements import Segment, partition, sample_elements
 
 FOLDER = Path(__file__).parent / "figures"
 PROMPT, TOKENS, DEPTHS, RATIO = 4, 12, 4, 0.7  # the sequence that is drawn
@@ -162,7 +161,7 @@ def verification(look: Look) -> Figure:
     return figure
 
 
-def drawn() -> tuple[Elements, torch.Tensor, torch.Tensor]:
+def drawn() -> tuple[Segment, torch.Tensor, torch.Tensor]:
     """Elements, documents and answer tokens of the sequence in the next three pictures."""
     answer, documents = torch.arange(TOKENS) >= PROMPT, torch.zeros(TOKENS, dtype=torch.int64)
     draws = torch.Generator().manual_seed(3)
@@ -171,7 +170,7 @@ def drawn() -> tuple[Elements, torch.Tensor, torch.Tensor]:
 
 def elements(look: Look) -> Figure:
     """Elements that COD keeps: anchors across, depths up."""
-    kept, _, answer = drawn()
+    (kept, _), _, answer = drawn()
     pairs = set(zip(kept.anchor.tolist(), kept.depth.tolist(), strict=True))
     figure, axes = canvas(9, 3.9, (-2.1, TOKENS + 0.4), (-1.75, DEPTHS - 0.3))
     for depth in range(DEPTHS):
@@ -199,7 +198,7 @@ def elements(look: Look) -> Figure:
 
 def mask(look: Look) -> Figure:
     """The attention mask of the same elements."""
-    kept, documents, _ = drawn()
+    (kept, _), documents, _ = drawn()
     count = len(kept.anchor)
     each = torch.arange(count)
     seen = sees(kept, documents[kept.anchor], None, each[:, None], each)
@@ -230,8 +229,8 @@ def mask(look: Look) -> Figure:
 
 def segments(look: Look) -> Figure:
     """The same elements in two passes: trained ones filled, context outlined."""
-    kept, documents, answer = drawn()
-    parts = partition(one_pass(PackedDocuments(documents, answer, documents), kept), documents, 2)
+    whole, documents, _ = drawn()
+    parts = partition(whole, documents, 2)
     figure, axes = canvas(9, 2.9, (-1.2, 2 * TOKENS + 1.2), (-1.6, DEPTHS + 0.6))
     for number, part in enumerate(parts):
         left = number * (TOKENS + 0.9)

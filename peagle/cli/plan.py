@@ -45,4 +45,4 @@ def plan(
         money = ""
         if made.cost is not None:
             money = f", {made.cost:.2f} at {training.price} an hour and device"
-        console.print(f"hours: {made.hours:.1f}{money}")
+        console.print(f"hours: {made.hours:.1f}{money}, without measurements and checkpoints")

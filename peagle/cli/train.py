@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,38 +12,38 @@ import torch
 import typer
 
 from peagle.cli import common
-from peagle.cli.options import INTERRUPTED
+from peagle.cli.options import INTERRUPTED, refuse_idle
 from peagle.cli.settings import ConfigOption, RecipeOption
 from peagle.data.captured import Captures, target_hashes
 from peagle.data.dataset import read_examples
 from peagle.data.documents import Documents
+from peagle.data.example import fingerprint
 from peagle.data.synth import SynthConfig, synthesize
 from peagle.engine.llm import LLM
 from peagle.errors import InputError, check_at_least
 from peagle.files import writing
 from peagle.heads.load import load_drafter
-from peagle.heads.save import with_provenance
+from peagle.locks import held
 from peagle.methods.registry import METHODS
+from peagle.model.config import Provenance
 from peagle.model.drafter import Drafter
 from peagle.model.loader import resolve_device
 from peagle.model.target import Target
+from peagle.paths import digest
 from peagle.tools.card import write_card
+from peagle.train import resume
 from peagle.train.config import TrainConfig
-from peagle.train.resume import resume as continue_run
-from peagle.train.resume import start_from_here
-from peagle.train.spec import HeadSpec
+from peagle.train.spec import DEPTHS, HeadSpec
 from peagle.train.state import checkpoints
 from peagle.train.trainer import States, Trainer
 from peagle.train.walk import Walk, acceptance, hold_out
 from peagle.train.warm_start import SAMPLE, new_drafter, with_correction, with_norms
 
-SYNTH = [Path("synth")]  # the data that the target writes
-SYNTH_TOKENS = 256  # maximum tokens of a written answer
-MIN_SYNTH_RECORDS = 20
+SYNTH_TOKENS = 256  # maximum tokens of an answer that the target writes for itself
 MAX_LENGTH = 1024  # default maximum tokens of a document
 PAPER_LENGTH = 8192  # with --recipe paper
 KEPT = "what was saved before is whole: --resume goes on from there"
-UNMEASURED = "too few documents to keep some from training: acceptance is not measured"
+UNMEASURED = "too few documents have their own prompt: acceptance is not measured; use --held-out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Start:
 
 
 def train(
+    context: typer.Context,
     target: str,
     *,
     start: Start,
@@ -105,17 +107,14 @@ def train(
         precedence. Default: each option's own.
     config: YAML file with settings of the same names; options take precedence.
     """
-    data = [Path(source) for source in start.data]
+    data = [Path(os.path.expanduser(source)) for source in start.data]
     captured = Captures(data) if any(source.is_dir() for source in data) else None
-    synthetic = data == SYNTH
+    synthetic = start.data == ("synth",)
     if captured is None and not synthetic:
         for source in data:
             common.existing_file(source, "data")
     max_length = _max_length(start.max_length, captured, recipe)
-    there = bool(checkpoints(training.output))
-    if there and start.resume == "never":
-        fix = "add `resume`, or name a new folder"
-        raise InputError("holds a checkpoint", field="output", value=training.output, fix=fix)
+    _check_start(context, start, head, training.output)
     common.check_folder(training.output)
     if synthetic and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         fix = "make it first, with peagle data synth"
@@ -139,18 +138,36 @@ def train(
         captured.check(model, head.feature_layers)
         captured.verify()
         examples = captured
+    examples, measured = _split(start, examples, model)
     drafter = _drafter(start, model, head, examples, training.seed)
     if captured is not None:
         captured.check(model, drafter.config.feature_layers)
-    examples, measured = _split(start, examples, model)
+    if drafter.correction is None:
+        refuse_idle(context, ["correction_lr"], "with this head")
     walk = Walk(model, measured, _states(measured))
     measure = partial(acceptance, walk) if walk.documents else None
     if measure is None:
         common.screen.print(UNMEASURED)
     states = _states(examples)
     trainer = Trainer(training, model, drafter, examples, measure, states, torch.device(device))
-    (continue_run if there or start.resume == "always" else start_from_here)(trainer)
-    _train(trainer, len(walk.documents))
+    trainer.progress.settings["held_out"] = fingerprint(measured)[:16]
+    training.output.mkdir(parents=True, exist_ok=True)
+    with held(training.output) if trainer.accelerator.is_main_process else nullcontext():
+        go_on = resume.resume if checkpoints(training.output) else resume.start_from_here
+        go_on(trainer)
+        _train(trainer, len(walk.documents))
+
+
+def _check_start(context: typer.Context, start: Start, head: HeadSpec, output: Path) -> None:
+    """Raises InputError, before the work begins, for an option that does nothing, for a checkpoint
+    that is not asked for, and where the one that is asked for is not there."""
+    if METHODS[head.method].parallel:
+        refuse_idle(context, ["norm_output"], "with this head")
+    if start.resume == "never" and checkpoints(output):
+        fix = "add `resume`, or name a new folder"
+        raise InputError("holds a checkpoint", field="output", value=output, fix=fix)
+    if start.resume == "always" and not checkpoints(output):
+        resume.newest_checkpoint(output)  # raises InputError
 
 
 def _split(
@@ -171,15 +188,15 @@ def _states(documents: Documents[Any]) -> States | None:
 def _tapped(
     spec: HeadSpec, target: Target, captured: Captures | None, recipe: str | None
 ) -> HeadSpec:
-    """The head with the layers it reads, where they are not its default ones."""
-    if spec.feature_layers is not None:
+    """A new head with the layers it reads, where they are not its default ones, and with the
+    embedding of the recipe."""
+    if spec.feature_layers is None and captured is not None:
+        spec = replace(spec, feature_layers=captured.parts[0].origin.feature_layers)
+    if recipe != "paper":
         return spec
-    if captured is not None:
-        return replace(spec, feature_layers=captured.parts[0].origin.feature_layers)
-    if recipe == "paper":
-        count = target.num_layers
-        return replace(spec, feature_layers=(2, count // 2, count - 1))
-    return spec
+    count = target.num_layers
+    layers = spec.feature_layers or (2, count // 2, count - 1)
+    return replace(spec, feature_layers=layers, embedding=spec.embedding or "full")
 
 
 def _max_length(chosen: int | None, captured: Captures | None, recipe: str | None) -> int:
@@ -202,17 +219,19 @@ def _read(files: Sequence[Path], target: Target, max_length: int, strict: bool) 
 
 
 def _synthesize(target: Target, config: TrainConfig) -> Path:
-    """Data for this run that the target writes itself, into the run's folder. A run that goes on
-    keeps what it began with: further records would change which documents are held out."""
-    file = config.output / "data.jsonl"
-    if file.is_file() and checkpoints(config.output):
-        return file
+    """Data for this run that the target writes itself, into the run's folder, in a file of its own:
+    another target's tokens are other words. A run that goes on keeps what it began with: further
+    records would change which documents are held out."""
+    file = config.output / f"synth-{digest(repr(target_hashes(target)).encode())}.jsonl"
+    known = list(config.output.glob("synth-*.jsonl"))
+    if known and checkpoints(config.output):
+        return file if file in known else known[0]  # another target's, which resuming refuses
     records = 1000
     if config.steps is not None:
         records = config.steps * config.batch
     elif config.max_train_tokens is not None:
         records = -(-config.max_train_tokens // SYNTH_TOKENS)
-    wanted = SynthConfig(count=max(records, MIN_SYNTH_RECORDS), max_tokens=SYNTH_TOKENS)
+    wanted = SynthConfig(count=max(records, 20), max_tokens=SYNTH_TOKENS)
     with common.counting("records", records, common.WRITTEN) as count:
         synthesize(LLM(target), file, wanted, count)
     return file
@@ -223,9 +242,10 @@ def _drafter(
 ) -> Drafter:
     """The head to train: a new one, or a saved one as one that is trained for this target; with a
     correction where that is trained."""
+    torch.manual_seed(seed)
     if start.correction == "frozen" and start.init_from is not None:
-        head = _loaded(start.init_from, target, spec, force=False)
-        head.config = replace(head.config, depths=head.config.depths or spec.depths)
+        head = _loaded(start.init_from, target, spec, frozen=True)
+        head.config = replace(head.config, depths=head.config.depths or spec.depths or DEPTHS)
         return with_correction(head, frozen=True)
     answers = ([i for i, written in zip(*e, strict=True) if written] for e in examples)
     features = None
@@ -234,11 +254,10 @@ def _drafter(
         longest = max(sample, key=lambda number: len(examples[number].ids))
         features = partial(states, [longest], target)
     if start.init_from:
-        drafter = _loaded(start.init_from, target, spec, force=True)
+        drafter = _loaded(start.init_from, target, spec, frozen=False)
         _adopt(drafter, target, spec)
         drafter = with_norms(drafter, target, answers, spec, features)
     else:
-        torch.manual_seed(seed)
         drafter = new_drafter(target, answers, spec, features)
     return with_correction(drafter, frozen=False) if start.correction else drafter
 
@@ -273,24 +292,27 @@ def _train(trainer: Trainer, measured: int) -> None:
     common.screen.print(f"head: {output / 'head'} ({trainer.progress.answer_tokens} answer tokens)")
 
 
-def _loaded(name: str, target: Target, spec: HeadSpec, *, force: bool) -> Drafter:
-    """A head to start from, in float32. Raises InputError where another one is described."""
-    head = load_drafter(name, target, force=force).float()
-    own = {"method": head.config.method, "layers": len(head.layers)}
-    own["feature_layers"] = head.config.feature_layers
+def _loaded(name: str, target: Target, spec: HeadSpec, *, frozen: bool) -> Drafter:
+    """A head to start from, in float32; a frozen one is of this target. Raises InputError where
+    another one is described."""
+    head = load_drafter(name, target, force=not frozen).float()
+    config = head.config
+    own = {each: getattr(config, each) for each in ("method", "feature_layers", "embedding")}
+    own |= {"layers": len(head.layers), "draft_vocab": config.draft_vocab_size, "warm_start": True}
+    if frozen:
+        own |= {"depths": config.depths or spec.depths, "fc_norm": config.fc_norm}
     for field, value in own.items():
         if getattr(spec, field) not in (None, value):
-            why = f"the head of `init_from` has {value}"
+            why = f"with `init_from` it is {value}"
             raise InputError(why, field=field, value=getattr(spec, field), fix="name that")
     return head
 
 
 def _adopt(drafter: Drafter, target: Target, spec: HeadSpec) -> None:
     """Describe a head to start from as one that is trained for this target."""
-    drafter.config = replace(drafter.config, depths=spec.depths)
+    config = drafter.config
     now = target_hashes(target)
-    known = drafter.config.provenance
-    same = all(getattr(known, name) == value for name, value in now.items())
-    data = known.data if same else {}  # tokens of another target do not count
-    with_provenance(drafter, target=target.name, **now, data=data, acceptance={})
-    with_provenance(drafter, feature_layers=list(drafter.config.feature_layers))
+    same = all(getattr(config.provenance, name) == value for name, value in now.items())
+    data = config.provenance.data if same else {}  # tokens of another target do not count
+    against = Provenance(target.name, **now, feature_layers=list(config.feature_layers), data=data)
+    drafter.config = replace(config, depths=spec.depths or DEPTHS, provenance=against)

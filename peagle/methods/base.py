@@ -65,10 +65,6 @@ class Elements(NamedTuple):
     anchor: Tensor
     depth: Tensor
 
-    def at(self, depth: int) -> Tensor:
-        """Indices of the elements at one depth (ascending anchors)."""
-        return (self.depth == depth).nonzero()[:, 0]
-
 
 class TrainingPass(NamedTuple):
     """The inputs of a training forward."""

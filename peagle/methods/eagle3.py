@@ -59,20 +59,20 @@ class Eagle3:
 
     def train_forward(self, drafter: Drafter, inputs: TrainingPass) -> Tensor:
         """Training-time test: depth by depth, each fed the hidden state before it. The last tile of
-        a depth is filled with copies of element 0."""
-        elements = inputs.elements
-        groups = [elements.at(depth) for depth in range(int(elements.depth.max()) + 1)]
-        attend = inputs.attend([len(group) for group in groups])
+        a depth is filled with anchor 0."""
+        anchor, depth = inputs.elements
+        counts = depth.bincount().tolist()
+        attend = inputs.attend(counts)
         outputs = list[Tensor]()
-        anchors = [elements.anchor[pad_rows(group)] for group in groups]
+        groups = anchor.split(counts)
+        anchors = [pad_rows(group) for group in groups]
         feature = drafter.project(inputs.features[anchors[0]])
-        for depth, (anchor, group) in enumerate(zip(anchors, groups, strict=True)):
-            positions = inputs.positions[anchor] + depth
-            out = drafter(inputs.ids[anchor + 1 + depth], feature, positions, attend)
+        for at, (padded, group) in enumerate(zip(anchors, groups, strict=True)):
+            positions = inputs.positions[padded] + at
+            out = drafter(inputs.ids[padded + 1 + at], feature, positions, attend)
             outputs.append(out.normed[: len(group)])
-            if depth + 1 < len(groups):
-                parents = torch.searchsorted(elements.anchor[group], anchors[depth + 1])
-                feature = out.recurrent[parents]
+            if at + 1 < len(groups):
+                feature = out.recurrent[torch.searchsorted(group, anchors[at + 1])]
         return torch.cat(outputs)
 
     def logits(self, drafter: Drafter, normed: Tensor, previous_ids: Tensor | None) -> Tensor:

@@ -20,11 +20,11 @@ from peagle.model.partial import outline
 from peagle.model.target import Target
 from peagle.model.tensors import main_memory
 from peagle.train.config import TrainConfig
-from peagle.train.elements import Elements, sample_elements
+from peagle.train.elements import Segment, sample_elements
 from peagle.train.loss import BLOCK
 from peagle.train.passes import multiplies_bf16
 from peagle.train.sampler import choose_segments, largest_pass, pass_cost
-from peagle.train.spec import HeadSpec, drafter_config
+from peagle.train.spec import DEPTHS, HeadSpec, drafter_config
 from peagle.train.trainee import LOSS_LOGITS, LOSS_ROWS
 
 ADAMW = 20  # bytes a trained weight: float32 weight, gradient, two moments and average
@@ -47,8 +47,8 @@ class Training:
     memory: Memory of one device in GiB. Default: this machine's, or 80 for a GPU.
     segments: Number of passes that a sequence is partitioned into. Default: the fewest that fit in
         memory.
-    run: Output folder of a short run with these settings, whose throughput gives the hours.
-        Default: hours are not estimated.
+    run: Output folder of a short run with these settings, whose throughput gives the hours,
+        without those of measurements and checkpoints. Default: hours are not estimated.
     price: Price of one device for one hour, in any currency. Default: no cost is estimated.
     """
 
@@ -103,7 +103,7 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     width = target.config.hidden_size
     devices = max(training.gpus, 1)
     documents = torch.zeros(training.context, dtype=torch.int64)
-    elements = _elements(spec, documents, training.answered)
+    whole = _elements(spec, documents, training.answered)
     kept = {
         "runtime": _runtime() + KERNELS if dense else 0,
         "target": sum(p.numel() * p.element_size() for p in target.model.parameters()),
@@ -111,12 +111,12 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     }
     of_step = {
         "target states": training.context * layers * width * target.dtype.itemsize,
-        "loss": _loss_bytes(target, spec, len(elements.anchor), dense=dense),
+        "loss": _loss_bytes(target, drafter, len(whole.trained), dense=dense),
     }
     passes = pass_cost(drafter, bf16=not dense or multiplies_bf16(torch.device("cpu")))
     left = (training.room - sum(kept.values())) / (1 + gaps) - sum(of_step.values())
-    segments = training.segments or choose_segments(elements, documents, passes, left)
-    of_step |= {"activations": int(passes.of(largest_pass(elements, documents, segments)))}
+    segments = training.segments or choose_segments(whole, documents, passes, left)
+    of_step |= {"activations": int(passes.of(largest_pass(whole, documents, segments)))}
     memory = {**kept, **of_step, "allocator": int(gaps * sum(of_step.values()))}
     captured = round(training.tokens / training.answered) * token_bytes(width, layers - 1)
     hours = None if rate is None else training.tokens / rate / devices / 3600
@@ -127,17 +127,16 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
 def _drafter(target: Target, spec: HeadSpec) -> Drafter:
     config = drafter_config(target, spec, mask_token_id=0)
     drafter = method_of(config).build(config)
-    if config.embedding != "full":
-        drafter.shared_embedding = torch.zeros(1, config.transformer.hidden_size)
+    drafter.share_embedding(torch.zeros(1, config.transformer.hidden_size))
     return drafter
 
 
-def _elements(spec: HeadSpec, documents: Tensor, answered: float) -> Elements:
+def _elements(spec: HeadSpec, documents: Tensor, answered: float) -> Segment:
     """Elements of a sequence, whose last tokens are the answer, as training samples them."""
     train = TrainConfig(Path())
     answer = torch.arange(len(documents)) >= (1 - answered) * len(documents)
     generator = torch.Generator().manual_seed(0)
-    return sample_elements(answer, documents, spec.depths, train.ratio, generator)
+    return sample_elements(answer, documents, spec.depths or DEPTHS, train.ratio, generator)
 
 
 def measured_rate(run: Path) -> float:
@@ -157,12 +156,12 @@ def measured_rate(run: Path) -> float:
     return answered / max(last["seconds"] - first["seconds"], 1e-9)
 
 
-def _loss_bytes(target: Target, spec: HeadSpec, elements: int, *, dense: bool) -> int:
+def _loss_bytes(target: Target, drafter: Drafter, elements: int, *, dense: bool) -> int:
     """Bytes of the gradients at the last hidden states and at the draft head, of the target's head
     over the draft vocabulary, and of a chunk's logits: the target's, the drafter's and their
     gradient, and what the loss makes in float32 of the rows that it compares together."""
-    vocab, hidden = target.embedding.shape
-    draft_vocab = min(spec.draft_vocab, vocab)
+    hidden = target.embedding.shape[1]
+    draft_vocab = drafter.config.draft_vocab_size
     gradients = elements * hidden * 4 + 2 * draft_vocab * hidden * 4
     head = draft_vocab * hidden * target.dtype.itemsize
     rows = LOSS_ROWS if dense else LOSS_LOGITS // draft_vocab

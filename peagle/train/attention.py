@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from peagle.methods.base import Elements
 from peagle.model.attention import AttentionSpec
@@ -83,7 +83,7 @@ class FlexStep(NamedTuple):
     """A step under a BlockMask with compiled FlexAttention (CUDA)."""
 
     mask: BlockMask
-    kernel: Callable[..., Tensor] = flex_attention
+    kernel: Callable[..., Tensor]
 
     def over(self, q: Tensor, seen: Seen, spec: AttentionSpec) -> Tensor:
         k, v = (torch.cat(parts) for parts in zip(*seen, strict=True))

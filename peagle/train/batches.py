@@ -68,10 +68,9 @@ class Batches:
         supervised = torch.tensor([flag for d in documents for flag in d.supervised])
         return PackedDocuments(ids, supervised, torch.tensor(numbers).repeat_interleave(lengths))
 
-    def steps(self, epochs: int) -> int:
-        """Optimizer steps of the first `epochs` epochs."""
-        sequences = sum(len(self._epoch(epoch).bounds) - 1 for epoch in range(epochs))
-        return -(-sequences // self.batch)
+    def sequences(self, epochs: int) -> int:
+        """Count of sequences in the first `epochs` epochs."""
+        return sum(len(self._epoch(epoch).bounds) - 1 for epoch in range(epochs))
 
     def _epoch_of(self, number: int) -> int:
         while self._starts[-1] <= number:

@@ -18,6 +18,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ("ratio decay", lambda x: 0 < x <= 1, "must be above 0 and at most 1"),
     ("cooldown", lambda x: 0 <= x <= 1, "must lie between 0 and 1"),
     ("warmup", lambda x: 0 <= x < 1, "must be at least 0 and below 1"),
+    ("seed", lambda x: abs(x) < 2**40, "must be less than 2**40 from 0"),
 )
 
 

@@ -11,8 +11,8 @@ is closed: an anchor at depth d is at every depth before it.
 
 A pass trains the elements of its anchors, and for context runs every depth-0 element up to them.
 Example: N = 6, S = 2 passes, three depths, all tokens supervised, so anchors 0 … 2 and 3 … 5.
-Segment 0 trains the chains of anchors 0, 1 and 2, such as (2,0) (2,1) (2,2). Segment 1 trains (3,0)
-(3,1), and runs (0,0) (1,0) (2,0) (4,0), too. No chain is ever split.
+Segment 0 trains the chains of anchors 0, 1 and 2, such as (2,0) (2,1). Segment 1 trains (3,0), and
+runs (0,0) (1,0) (2,0) (4,0), too. No chain is ever split.
 """
 
 from typing import NamedTuple
@@ -21,45 +21,6 @@ import torch
 from torch import Tensor
 
 from peagle.methods.base import Elements
-from peagle.train.batches import PackedDocuments
-
-
-def sample_elements(
-    supervised: Tensor,  # (N,) bool: x[i] is an answer token
-    documents: Tensor,  # (N,) int: document of x[i]
-    depths: int,
-    ratio: float,
-    generator: torch.Generator,
-) -> Elements:
-    """Draw the elements of a packed sequence (P-EAGLE paper, COD).
-
-    Depth 0 keeps every anchor, for context; its candidates are those whose predicted token is
-    supervised and in their document. Depth d keeps ratio^d · (candidates at depth 0) anchors, or
-    all there are: candidates at d−1 whose predicted token at d is supervised and in
-    their document, too. ratio 1 keeps everything: EAGLE-3's training-time test.
-    """
-    tokens = len(supervised)
-    assert tokens >= 2, "a document needs two tokens"
-    kept = torch.zeros(depths, tokens, dtype=torch.bool, device=documents.device)
-    kept[0, :-1] = documents[1:] == documents[:-1]
-    candidates = _predicts(kept[0], 0, supervised, documents)
-    population = int(candidates.sum())
-    for depth in range(1, depths):
-        pool = _predicts(candidates, depth, supervised, documents).nonzero()[:, 0]
-        size = min(len(pool), round(ratio**depth * population))
-        chosen = torch.randperm(len(pool), generator=generator)[:size]
-        kept[depth, pool[chosen.to(pool.device)]] = True
-        candidates = kept[depth]
-    depth_of, anchors = kept.nonzero().unbind(-1)
-    return Elements(anchors.contiguous(), depth_of.contiguous())
-
-
-def _predicts(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor) -> Tensor:
-    """Anchors (bool, by token) whose predicted token x[a + depth + 2] is supervised and in their
-    document. Cut after the last anchor whose token exists."""
-    predicted = supervised[depth + 2 :]
-    room = len(predicted)
-    return anchors[:room] & predicted & (documents[depth + 2 :] == documents[:room])
 
 
 class Segment(NamedTuple):
@@ -69,15 +30,43 @@ class Segment(NamedTuple):
     trained: Tensor  # (E,) bool: in this pass; the others are context
 
 
-def one_pass(sequence: PackedDocuments, elements: Elements) -> Segment:
-    """All sampled elements. Trained are those whose predicted token exists, is supervised and in
-    the document of the element."""
-    last = len(sequence.ids) - 1
-    predicted = elements.anchor + elements.depth + 2
-    inside = predicted <= last
-    predicted = predicted.clamp(max=last)
-    same = sequence.documents[predicted] == sequence.documents[elements.anchor]
-    return Segment(elements, inside & same & sequence.supervised[predicted])
+def sample_elements(
+    supervised: Tensor,  # (N,) bool: x[i] is an answer token
+    documents: Tensor,  # (N,) int: document of x[i]
+    depths: int,
+    ratio: float,
+    generator: torch.Generator,
+) -> Segment:
+    """Draw the elements of a packed sequence (P-EAGLE paper, COD), for one pass.
+
+    Depth 0 keeps every anchor, for context, and trains its candidates: those whose predicted token
+    is supervised and in their document. Depth d keeps ratio^d · (candidates at depth 0) anchors, or
+    all there are: candidates at d−1 whose predicted token at d is supervised and in
+    their document, too. ratio 1 keeps everything: EAGLE-3's training-time test.
+    """
+    tokens = len(supervised)
+    assert tokens >= 2, "a document needs two tokens"
+    kept = torch.zeros(depths, tokens, dtype=torch.bool, device=documents.device)
+    kept[0, :-1] = documents[1:] == documents[:-1]
+    candidates = _predicts(kept[0], 0, supervised, documents)
+    first = candidates.nonzero()[:, 0]
+    for depth in range(1, depths):
+        pool = _predicts(candidates, depth, supervised, documents).nonzero()[:, 0]
+        size = min(len(pool), round(ratio**depth * len(first)))
+        chosen = torch.randperm(len(pool), generator=generator)[:size]
+        kept[depth, pool[chosen.to(pool.device)]] = True
+        candidates = kept[depth]
+    depth_of, anchors = kept.nonzero().unbind(-1)
+    trained = (depth_of > 0) | torch.isin(anchors, first)
+    return Segment(Elements(anchors.contiguous(), depth_of.contiguous()), trained)
+
+
+def _predicts(anchors: Tensor, depth: int, supervised: Tensor, documents: Tensor) -> Tensor:
+    """Anchors (bool, by token) whose predicted token x[a + depth + 2] is supervised and in their
+    document. Cut after the last anchor whose token exists."""
+    predicted = supervised[depth + 2 :]
+    room = len(predicted)
+    return anchors[:room] & predicted & (documents[depth + 2 :] == documents[:room])
 
 
 def partition(whole: Segment, documents: Tensor, segments: int) -> list[Segment]:

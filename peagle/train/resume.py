@@ -119,8 +119,7 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
     """Put a checkpoint's tensors into drafter, optimizer and average. Raises InputError, with
     nothing changed, when the drafter's tensors have other names or shapes."""
     tensors = saved.tensors
-    now = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
-    now |= {f"{state.AVERAGE}/{name}": tensor for name, tensor in averaged.weights.items()}
+    now = state.kept(drafter, averaged)
     for name in sorted(tensors.keys() | now.keys()):
         if name.startswith(state.MOMENTS):  # the first step makes these
             continue

@@ -17,7 +17,7 @@ from peagle.model.drafter import Drafter
 from peagle.model.tensors import free_memory
 from peagle.train.batches import Batches, PackedDocuments
 from peagle.train.config import TrainConfig
-from peagle.train.elements import Segment, one_pass, partition, sample_elements
+from peagle.train.elements import Segment, partition, sample_elements
 from peagle.train.passes import multiplies_bf16, run_drafter
 
 PROBE = (64, 192)  # tokens of the two sequences a pass is measured on
@@ -65,18 +65,17 @@ def _kept_for_backward(drafter: Drafter, tokens: int, *, bf16: bool) -> int:
     return sum(size for pointer, size in kept.items() if pointer not in weights)
 
 
-def choose_segments(elements: Elements, documents: Tensor, cost: PassCost, room: float) -> int:
+def choose_segments(whole: Segment, documents: Tensor, cost: PassCost, room: float) -> int:
     """Fewest segments whose largest pass fits into `room` bytes; MAX_SEGMENTS when none does."""
     tried = range(1, MAX_SEGMENTS)
-    fit = (n for n in tried if cost.of(largest_pass(elements, documents, n)) <= room)
+    fit = (n for n in tried if cost.of(largest_pass(whole, documents, n)) <= room)
     return next(fit, MAX_SEGMENTS)
 
 
-def largest_pass(elements: Elements, documents: Tensor, segments: int) -> int:
+def largest_pass(whole: Segment, documents: Tensor, segments: int) -> int:
     """Elements of the largest segment."""
-    every = torch.ones_like(elements.anchor, dtype=torch.bool)
-    parts = partition(Segment(elements, every), documents, segments)
-    return max(len(part.trained) for part in parts)
+    parts = partition(whole, documents, segments)
+    return max((len(part.trained) for part in parts), default=0)
 
 
 class TrainingSequence(NamedTuple):
@@ -113,12 +112,11 @@ class Sampler:
         known = torch.isin(sequence.ids, self.vocabulary)
         sequence = sequence._replace(supervised=sequence.supervised & known)
         generator = torch.Generator().manual_seed((self.config.seed + 1) * 1_000_003 + number)
-        elements = sample_elements(*sequence[1:], self.depths, self.config.ratio, generator)
-        whole = one_pass(sequence, elements)
+        whole = sample_elements(*sequence[1:], self.depths, self.config.ratio, generator)
         documents = sequence.documents
         room = SHARE * free_memory(self.device)
-        count = self.config.segments or choose_segments(elements, documents, self.cost, room)
+        count = self.config.segments or choose_segments(whole, documents, self.cost, room)
         segments = partition(whole, documents, count)
-        chains = int((elements.depth[whole.trained] == 0).sum())
+        chains = int((whole.elements.depth[whole.trained] == 0).sum())
         made = TrainingSequence(sequence, segments, chains, answer_tokens)
         return cast(TrainingSequence, send_to_device(made, self.device))

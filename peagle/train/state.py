@@ -22,7 +22,6 @@ from peagle.train.optimizer import Average
 from peagle.train.processes import gather
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-AVERAGE = "average"
 STATE, PROGRESS = "state.safetensors", "progress.json"  # of a checkpoint
 SUMS = "SHA256SUMS"  # checksums of both, as sha256sum writes them
 METRICS = "metrics.jsonl"
@@ -52,13 +51,18 @@ def checkpoints(output: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
+def kept(drafter: Drafter, average: Average) -> dict[str, Tensor]:
+    """The tensors of a run, by their names in a checkpoint, but for the optimizer's moments."""
+    tensors = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
+    return tensors | {f"average/{name}": tensor for name, tensor in average.weights.items()}
+
+
 def snapshot(drafter: Drafter, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
     """All tensors of a checkpoint, gathered: they do not depend on the number of processes."""
-    tensors = {f"weights/{name}": tensor for name, tensor in drafter.state_dict().items()}
+    tensors = kept(drafter, average)
     for name, parameter in drafter.named_parameters():
         moments = optimizer.state.get(parameter, {})
         tensors |= {f"{kind}/{name}": moments[kind] for kind in MOMENTS if kind in moments}
-    tensors |= {f"{AVERAGE}/{name}": tensor for name, tensor in average.weights.items()}
     return {name: gather(tensor).contiguous() for name, tensor in tensors.items()}
 
 

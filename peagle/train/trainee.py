@@ -40,13 +40,10 @@ class Trainee(nn.Module):
     # DDP would send it to all processes at every step, though each has the target's.
     _ddp_params_and_buffers_to_ignore = ("drafter.shared_embedding",)
 
-    def __init__(
-        self, drafter: Drafter, target: "Target", decay: float = 1.0, *, bf16: bool = True
-    ) -> None:
+    def __init__(self, drafter: Drafter, target: "Target", decay: float = 1.0) -> None:
         super().__init__()
         self.drafter = drafter
         self.target = target
-        self.bf16 = bf16
         self.decay = decay
 
     @cached_property
@@ -59,8 +56,8 @@ class Trainee(nn.Module):
         self, sequence: PackedDocuments, target_output: TargetOutput, segment: Segment
     ) -> StepResult:
         """`target_output` is `run_target`'s of the sequence."""
-        bf16 = self.bf16 and multiplies_bf16(sequence.ids.device)
-        with torch.autocast(sequence.ids.device.type, torch.bfloat16, enabled=bf16):
+        device = sequence.ids.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=multiplies_bf16(device)):
             normed = run_drafter(self.drafter, sequence, target_output.features, segment.elements)
             return self.compare(sequence, target_output.hidden, segment, normed)
 

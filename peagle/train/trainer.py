@@ -93,11 +93,13 @@ class Trainer:
         head = self.drafter.config
         made_for = f"{head.provenance.config_hash} {head.provenance.weights_hash}"
         fixed = {"target": made_for, "feature_layers": list(head.feature_layers)}
+        fixed["chat_template"] = head.provenance.template_hash
         fixed |= {name: getattr(head, name) for name in OF_HEAD.split()}
         fixed |= {name: getattr(head.transformer, name) for name in OF_LAYERS.split()}
         fixed |= {name: getattr(self.config, name) for name in RESUME_FIXED}
         data = {"documents": len(self.data), "data": fingerprint(self.data)[:16]}
-        return fixed | data | {"correction": self.frozen, "init_from": bool(self.earlier_data)}
+        start = {"init_from": bool(self.earlier_data), "init_from[data]": self.earlier_data}
+        return fixed | data | start | {"correction": self.frozen}
 
     def run(self, on_step: Callable[[dict[str, Any]], None] = lambda metrics: None) -> None:
         """Train to the end, or to the next step's end after SIGINT or SIGTERM; the state is on disk
@@ -113,8 +115,7 @@ class Trainer:
                 while not (self.finished or self._stop or (self._asked and self.world == 1)):
                     started = time.perf_counter()
                     work = self._sample()
-                    chains = self._reduce_counts(work)
-                    result = self._forward_backward(work, chains)
+                    result = self._forward_backward(work, self._reduce_counts(work))
                     self._update(result)
                     on_step(self._log(result, time.perf_counter() - started))
                     if not self.finished and self.progress.step % self.config.save_every == 0:
@@ -261,10 +262,10 @@ class Trainer:
     def _total_steps(self) -> int:
         if self.config.steps is not None:
             return self.config.steps
-        if self.config.max_train_tokens is None:
-            return self.batches.steps(self.config.epochs)
-        share = self.config.max_train_tokens / self.batches.answer_tokens
-        return max(1, round(share * self.batches.steps(1)))
+        sequences = self.batches.sequences(self.config.epochs)
+        if tokens := self.config.max_train_tokens:
+            sequences = -(-tokens * self.batches.sequences(1) // self.batches.answer_tokens)
+        return -(-sequences // self.config.batch)
 
     def _ask_to_stop(self, *_: object) -> None:
         self._asked = True
@@ -278,6 +279,7 @@ def check(config: TrainConfig, target: "Target", drafter: Drafter, world: int) -
         raise InputError(why, field="batch", value=config.batch)
     if config.shard and world == 1:
         raise InputError("needs several processes", field="shard", fix="start them by torchrun")
-    if config.recompute and not (method := method_of(drafter.config)).parallel:
-        why = f"is not supported for {method.title}"
-        raise InputError(why, field="recompute", fix="leave it out")
+    for name in ("recompute", "compile"):
+        if getattr(config, name) and not (method := method_of(drafter.config)).parallel:
+            why = f"is not supported for {method.title}"
+            raise InputError(why, field=name, fix="leave it out")

@@ -109,6 +109,10 @@ def test_a_run_folder_for_its_head(refused, target: Path, tmp_path: Path, comman
         (("--feature-layers", "3,1"), "feature_layers"),
         (("--feature-layers", "1,99"), "feature_layers"),
         (("--warmup", 1), "warmup"),
+        (("--seed", 2**40), "seed"),
+        (("--norm-output",), "norm_output"),
+        (("--correction-lr", 0.1), "correction_lr"),
+        (("--method", "eagle3", "--compile"), "compile"),
     ],
 )
 def test_train_options(refused, training: Words, tmp_path: Path, options, field: str) -> None:
@@ -141,6 +145,13 @@ def test_train_yaml(refused, target: Path, tmp_path: Path, yaml: str, field: str
         ("p-eagle", ("--layers", 1), "layers"),
         ("p-eagle", ("--feature-layers", "1,2,3"), "feature_layers"),
         ("p-eagle", ("--feature-layers", "1,2,3", "--correction", "frozen"), "feature_layers"),
+        ("p-eagle", ("--draft-vocab", 100), "draft_vocab"),
+        ("p-eagle", ("--embedding", "full"), "embedding"),
+        ("p-eagle", ("--no-warm-start",), "warm_start"),
+        ("p-eagle", ("--depths", 3, "--correction", "frozen"), "depths"),
+        ("p-eagle", ("--fc-norm", "--correction", "frozen"), "fc_norm"),
+        ("p-eagle", ("--norm-output",), "norm_output"),
+        ("p-eagle", ("--correction-lr", 0.1), "correction_lr"),
     ],
 )
 def test_train_init_from_another_head(  # noqa: PLR0913, PLR0917 (fixtures)

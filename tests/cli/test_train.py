@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from json_files import change_json, read_json
@@ -21,11 +22,13 @@ from peagle.cli.options import documented
 from peagle.data.documents import Documents
 from peagle.data.synth import SynthConfig
 from peagle.errors import InputError
+from peagle.locks import held
 from peagle.model.drafter import Drafter
+from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train import warm_start
 from peagle.train.config import TrainConfig
-from peagle.train.spec import HeadSpec
+from peagle.train.spec import DEPTHS, HeadSpec
 from peagle.train.trainer import Trainer
 from peagle.train.walk import HELD_OUT
 
@@ -66,6 +69,68 @@ def test_resume_needs_a_checkpoint(training: Words, tmp_path: Path, refused) -> 
     invoke(*command, "--steps", 4, "--resume", "--lr", "1e-3")
 
 
+def test_data_are_not_written_for_a_checkpoint_that_is_not_there(
+    target: Path, tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "synthesize", Mock(side_effect=AssertionError))
+    command = ("train", target, "--data", "synth", "--output", tmp_path / "typo", *SMALL)
+    refused(*command, "--resume", field="resume")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_process_writes(training: Words, tmp_path: Path, refused) -> None:
+    command = (*training, "--output", tmp_path, *SMALL, "--steps", 1)
+    with held(tmp_path):
+        refused(*command, field="output")
+    assert not (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "checkpoints").exists()
+    invoke(*command)
+
+
+def test_a_run_is_not_continued_with_other_answers_to_measure_on(
+    training: Words, answers: Path, tmp_path: Path, refused
+) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(answers.read_text().splitlines(keepends=True)[:3]))
+    command = (*training, "--output", tmp_path / "out", *SMALL)
+    invoke(*command, "--held-out", answers, "--steps", 1)
+    refused(*command, "--held-out", few, "--steps", 2, "--resume", field="held_out")
+    invoke(*command, "--held-out", answers, "--steps", 2, "--resume")
+
+
+def test_answers_to_prompts_that_are_trained_on_are_not_measured(
+    target: Path, answers: Path, tmp_path: Path
+) -> None:
+    """As greedy and sampled answers to the same prompts."""
+    twice = tmp_path / "twice.jsonl"
+    lines = answers.read_text().splitlines(keepends=True)
+    twice.write_text("".join(line * 2 for line in lines))
+    command = ("train", target, "--data", twice, "--output", tmp_path / "out", *SMALL)
+    said = invoke(*command, "--steps", 1).stderr
+    assert "too few documents have their own prompt: acceptance is not measured" in said
+    assert "acceptance_length" not in metrics(tmp_path / "out")[0]
+
+
+def test_held_out_answers_do_not_choose_the_vocabulary(
+    training: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = list[int]()
+
+    def new_drafter(made_for: Target, made_from: Any, spec: HeadSpec, known: Any) -> Drafter:
+        made_from = list(made_from)
+        counted.append(len(made_from))
+        return warm_start.new_drafter(made_for, made_from, spec, known)
+
+    monkeypatch.setattr(train, "new_drafter", new_drafter)
+    invoke(*training, "--output", tmp_path, *SMALL, "--steps", 1)
+    assert counted == [22], "of 24 documents two are held out"
+
+
+def test_a_plan_says_what_its_hours_leave_out(target: Path, runs: dict[str, Path]) -> None:
+    sizes = ("--tokens", 9000, "--context", 64, "--run", runs["p-eagle"], "--price", 2)
+    said = invoke("plan", target, *sizes).stdout
+    assert "an hour and device, without measurements and checkpoints" in said
+
+
 def test_a_run_is_not_continued_for_another_target(
     training: Words, other_target: Path, answers: Path, tmp_path: Path, refused
 ) -> None:
@@ -84,10 +149,14 @@ def test_shard_says_what_it_needs(
     assert "this torch sees no CUDA device" in refused(*command, "--device", "cuda")
 
 
-def test_settings_in_rising_order(target: Path, answers: Path, tmp_path: Path) -> None:
+def test_settings_in_rising_order(
+    target: Path, answers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copy(answers, tmp_path)
     config = tmp_path / "run.yaml"
     config.write_text(
-        f"data: {answers}\noutput: {tmp_path / 'out'}\nsteps: 4\ndepths: 7\nlr: 6e-4\nlayers: 1\n"
+        f"data: ~/{answers.name}\noutput: ~/out\nsteps: 4\ndepths: 7\nlr: 6e-4\nlayers: 1\n"
         "feature_layers: [1, 3, 5]\nepochs: null\ndraft_vocab: 100\n"
     )
     invoke("train", target, "--depths", 3, "--config", config)
@@ -109,12 +178,16 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
         lengths.append(max_length)
         return Documents([])
 
+    def drafter(start: object, model: Target, spec: HeadSpec, *_: object) -> Mock:
+        specs.append(spec)
+        return Mock()
+
     def trainer(config: TrainConfig, *rest: object) -> Trainer:
         configs.append(config)
         raise InputError("seen enough")
 
     monkeypatch.setattr(train, "_read", read)
-    monkeypatch.setattr(train, "_drafter", lambda start, model, spec, *_: specs.append(spec))
+    monkeypatch.setattr(train, "_drafter", drafter)
     monkeypatch.setattr(train, "_split", lambda *_: ([], [0]))
     monkeypatch.setattr(train, "Trainer", trainer)
     config = tmp_path / "run.yaml"
@@ -137,7 +210,7 @@ def test_recipe_of_the_paper_is_overridden_by_all_else(
         settings = configs[-1]
         assert (settings.lr, settings.ratio, settings.batch) == (2e-4, 0.6, 2)
         assert (settings.warmup, lengths[-1]) == (0.0025, 64)
-        assert specs[-1].feature_layers == (1, 2, 3)
+        assert (specs[-1].feature_layers, specs[-1].embedding) == ((1, 2, 3), "full")
     config.write_text("recipe: paper\n")
     refused(*command, "--config", config)
     assert configs[-1].batch == 8
@@ -191,6 +264,7 @@ def test_help_has_the_defaults_that_are_used() -> None:
     texts = documented(train.Start)
     assert f"Default: {train.MAX_LENGTH}." in texts["max_length"][0]
     assert f"Default: {HELD_OUT} documents" in texts["held_out"][0]
+    assert f"Default: {DEPTHS}." in documented(HeadSpec)["depths"][0]
 
 
 def test_eagle3_has_one_layer_unless_told(training: Words, tmp_path: Path) -> None:
@@ -294,9 +368,36 @@ def test_a_run_is_not_continued_without_the_head_that_it_began_with(
     invoke(*command, *start, "--steps", 1)
     line = refused(*command, "--steps", 2, "--resume", field="init_from")
     assert "--init-from False: was True when the run began" in line
+    other = shutil.copytree(heads["p-eagle"], tmp_path / "other")
+    native = read_json(other / "config.json")["peagle"]
+    less = native["provenance"] | {"data": {"answer_tokens": 24, "steps": 1}}
+    change_json(other / "config.json", peagle=native | {"provenance": less})
+    refused(*command, "--init-from", other, "--steps", 2, "--resume", field="init_from[data]")
     invoke(*command, *start, "--steps", 2, "--resume")
     data = read_json(tmp_path / "head" / "config.json")["peagle"]["provenance"]["data"]
     assert data["steps"] == 62
+
+
+def test_a_seed_decides_the_weights_of_a_correction(
+    training: Words, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also on a head that is there already."""
+    start = (*training, "--init-from", heads["p-eagle"], "--steps", 1)
+    made = list[bytes]()
+    for run, seed in enumerate((1, 1, 2)):
+        output = tmp_path / str(run)
+        invoke(*start, "--correction", "frozen", "--output", output, "--seed", seed)
+        made.append((output / "head" / "correction" / "model.safetensors").read_bytes())
+    assert made[0] == made[1] != made[2]
+
+
+def test_the_recipe_of_the_paper_leaves_a_head_as_it_is(
+    training: Words, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    start = (*training, "--init-from", heads["p-eagle"], "--recipe", "paper", "--steps", 1)
+    invoke(*start, "--output", tmp_path)
+    config = read_json(tmp_path / "head" / "config.json")
+    assert (config["peagle"]["embedding"], config["draft_vocab_size"]) == ("mask-row", 112)
 
 
 def test_a_new_head_is_trained_with_its_correction(training: Words, tmp_path: Path) -> None:
@@ -330,11 +431,23 @@ def test_a_run_goes_on_with_the_data_that_it_wrote(
     output = tmp_path / "own"
     command = ("train", target, "--data", "synth", "--output", output, *SMALL, "--steps")
     invoke(*command, 21)
-    before = (output / "data.jsonl").read_text()
+    [file] = output.glob("synth-*.jsonl")
+    before = file.read_text()
     assert len(before.splitlines()) == 21
     invoke(*command, 22, "--resume")
-    assert (output / "data.jsonl").read_text() == before
+    assert file.read_text() == before
     assert [line["step"] for line in metrics(output)] == list(range(1, 23))
+
+
+def test_what_another_target_wrote_is_not_trained_on(
+    target: Path, other_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was stopped before its first checkpoint leaves its text."""
+    monkeypatch.setattr(train, "synthesize", lambda *_: None)
+    targets = [load_target(str(each)) for each in (target, other_target, target)]
+    config = TrainConfig(output=tmp_path)
+    first, other, again = (train._synthesize(each, config) for each in targets)
+    assert first == again != other
 
 
 def test_unusable_records(target: Path, answers: Path, tmp_path: Path, refused: Any) -> None:

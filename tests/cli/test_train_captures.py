@@ -62,7 +62,9 @@ def test_a_run_goes_on_with_more_documents_and_with_no_others(
     assert "--data" in refused(*command(parts[0], steps=7), "--resume"), "they are part of it now"
 
 
-def test_folders_that_do_not_fit(target: Path, parts: list[Path], tmp_path: Path, refused) -> None:
+def test_folders_that_do_not_fit(
+    target: Path, parts: list[Path], answers: Path, tmp_path: Path, refused
+) -> None:
     def line(*data: Path) -> str:
         named = (part for folder in data for part in ("--data", folder))
         return refused("train", target, *named, "--output", tmp_path / "out", *SMALL)
@@ -70,7 +72,9 @@ def test_folders_that_do_not_fit(target: Path, parts: list[Path], tmp_path: Path
     other = line(parts[0], parts[2])
     assert f"{parts[2]}: captured with feature layers (1, 2), now" in other
     assert "is named twice" in line(parts[0], parts[0])
-    assert "none: a folder without captured shards" in line(parts[0], tmp_path / "none")
+    why = "no captured shards there; give either files or captured folders"
+    for path in (tmp_path / "none", answers):
+        assert f"{path}: {why}" in line(parts[0], path)
     assert not (tmp_path / "out").exists()
 
 

@@ -10,3 +10,9 @@ from peagle.model.target import Target
 @pytest.fixture(scope="session")
 def data(target: Target) -> list[Example]:
     return own_answers(target, 5)
+
+
+@pytest.fixture
+def unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have heads multiply in the type of their weights, not in bf16."""
+    monkeypatch.setattr("peagle.train.trainee.multiplies_bf16", lambda device: False)

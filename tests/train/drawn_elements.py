@@ -22,7 +22,7 @@ def elements_of(tokens: int, depths: int, seed: int) -> tuple[Elements, Tensor]:
     g = torch.Generator().manual_seed(seed)
     supervised = torch.rand(tokens, generator=g) < 0.8
     documents = (torch.rand(tokens, generator=g) < 0.05).cumsum(0)
-    return sample_elements(supervised, documents, depths, 0.7, g), documents
+    return sample_elements(supervised, documents, depths, 0.7, g).elements, documents
 
 
 def visible(elements: Elements, documents: Tensor, window: int | None = None) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tiny import make_target, own_answers
 
+from peagle.train import trainee
 from peagle.train.config import TrainConfig
 from peagle.train.resume import resume
 from peagle.train.spec import HeadSpec
@@ -39,7 +40,8 @@ def main() -> None:
     drafter = new_drafter(target, [e.ids for e in data], spec)
     measure = partial(acceptance, Walk(target, own_answers(target, 2)))
     trainer = Trainer(TrainConfig(folder, **settings), target, drafter, data, measure)
-    trainer.accelerator.unwrap_model(trainer.trainee).bf16 = bf16
+    if not bf16:
+        trainee.multiplies_bf16 = lambda device: False
     if checkpoints(folder):
         resume(trainer)
 

@@ -23,7 +23,7 @@ def documents(batches: Batches, numbers: range) -> list[list[int]]:
 @pytest.mark.parametrize("pack", [None, 7, 20])
 def test_every_document_once_an_epoch(pack: int | None) -> None:
     batches = Batches(DATA, batch=1, pack=pack, seed=0)
-    first, both = batches.steps(1), batches.steps(2)
+    first, both = batches.sequences(1), batches.sequences(2)
     epochs = [documents(batches, range(first)), documents(batches, range(first, both))]
     flat = [[i for sequence in epoch for i in sequence] for epoch in epochs]
     assert sorted(flat[0]) == sorted(flat[1]) == list(range(len(DATA)))
@@ -32,11 +32,11 @@ def test_every_document_once_an_epoch(pack: int | None) -> None:
 
 def test_packing_fills_and_never_cuts() -> None:
     batches = Batches(DATA, batch=1, pack=20, seed=0)
-    lengths = [len(batches.sequence(n).ids) for n in range(batches.steps(1))]
+    lengths = [len(batches.sequence(n).ids) for n in range(batches.sequences(1))]
     assert sum(lengths) == sum(len(e.ids) for e in DATA)
     assert max(lengths) <= 20 and sorted(lengths)[1] > 12
     longer = Batches([Example([1] * 30, [True] * 30), *DATA], batch=1, pack=20, seed=0)
-    assert 30 in [len(longer.sequence(n).ids) for n in range(longer.steps(1))]
+    assert 30 in [len(longer.sequence(n).ids) for n in range(longer.sequences(1))]
 
 
 def test_any_order_of_asking_gives_the_same() -> None:
@@ -44,4 +44,9 @@ def test_any_order_of_asking_gives_the_same() -> None:
     numbers = [n for step in (0, 1, 5, 11) for n in one.numbers(step)]
     forward = {n: one.sequence(n).ids.tolist() for n in numbers}
     assert forward == {n: other.sequence(n).ids.tolist() for n in reversed(numbers)}
-    assert one.steps(1) == -(-Batches(DATA, batch=1, pack=20, seed=3).steps(1) // 4)
+
+
+@pytest.mark.parametrize("seed", [2**40 - 1, 1 - 2**40])
+def test_the_largest_seeds(seed: int) -> None:
+    batches = Batches(DATA, batch=1, pack=None, seed=seed)
+    assert len(documents(batches, range(batches.sequences(1)))) == len(DATA)

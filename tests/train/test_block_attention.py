@@ -125,7 +125,7 @@ def long_document(tokens: int) -> tuple[Elements, Tensor, Tensor]:
     documents = (torch.arange(tokens) > tokens // 3).long()
     supervised = torch.ones(tokens, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)
-    elements = sample_elements(supervised, documents, 4, 0.5, generator)
+    elements = sample_elements(supervised, documents, 4, 0.5, generator).elements
     return elements, documents, supervised
 
 

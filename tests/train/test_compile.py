@@ -17,12 +17,13 @@ from peagle.model.target import Target
 from peagle.train import passes
 from peagle.train.attention import FlexStep, StepsAttend, block_mask, in_tiles
 from peagle.train.batches import PackedDocuments
-from peagle.train.elements import one_pass, sample_elements
+from peagle.train.elements import sample_elements
 from peagle.train.passes import compile_layers, run_target
 from peagle.train.processes import rebuilt
 from peagle.train.trainee import Trainee
 
 LENGTHS = (80, 61, 100, 150, 47)
+pytestmark = pytest.mark.usefixtures("unrounded")
 
 
 class Gradients(NamedTuple):
@@ -45,10 +46,9 @@ def train(target: Target, drafter: Drafter, tokens: int) -> Gradients:
     ids = torch.randint(5, 100, (tokens,), generator=generator)
     documents = (torch.arange(tokens) > tokens // 2).long()
     sequence = PackedDocuments(ids, ids > 0, documents)
-    elements = sample_elements(*sequence[1:], 8, 0.7, generator)
+    segment = sample_elements(*sequence[1:], 8, 0.7, generator)
     drafter.zero_grad()
-    segment = one_pass(sequence, elements)
-    trainee = Trainee(drafter, target, bf16=False)
+    trainee = Trainee(drafter, target)
     output = run_target(target, sequence, drafter.config.feature_layers)
     loss = trainee(sequence, output, segment).loss
     loss.backward()

@@ -11,13 +11,12 @@ from tiny import make_drafter, make_target, own_answers
 
 from peagle.data.example import Example
 from peagle.heads.load import load_drafter
-from peagle.methods.base import Elements
 from peagle.methods.registry import METHODS
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.batches import PackedDocuments
 from peagle.train.config import TrainConfig
-from peagle.train.elements import one_pass, sample_elements
+from peagle.train.elements import sample_elements
 from peagle.train.passes import run_drafter, run_target
 from peagle.train.resume import resume
 from peagle.train.spec import HeadSpec
@@ -90,11 +89,7 @@ def test_exact_resume(tmp_path: Path, target: Target, head: Drafter, data: list[
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
-def elements_of(sequence: PackedDocuments) -> Elements:
-    generator = torch.Generator().manual_seed(0)
-    return sample_elements(*sequence[1:], DEPTHS, 0.8, generator)
-
-
+@pytest.mark.usefixtures("unrounded")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_value_and_gradients(target: Target, data: list[Example], frozen: bool) -> None:
     """Those of whole logits, in float64. Together with its head half of the loss is the head's
@@ -104,11 +99,10 @@ def test_value_and_gradients(target: Target, data: list[Example], frozen: bool) 
     drafter.correction.requires_grad_()
     ids = torch.tensor(data[0].ids)
     sequence = PackedDocuments(ids, torch.arange(len(ids)) >= 3, torch.zeros_like(ids))
-    elements = elements_of(sequence)
+    every = sample_elements(*sequence[1:], DEPTHS, 0.8, torch.Generator().manual_seed(0))
+    elements = every.elements
     output = run_target(target, sequence, drafter.config.feature_layers)
-    trainee = Trainee(drafter, target, bf16=False)
-    every = one_pass(sequence, elements)
-    result = trainee(sequence, output, every)
+    result = Trainee(drafter, target)(sequence, output, every)
 
     normed = run_drafter(drafter, sequence, output.features, elements)
     at = elements.anchor + elements.depth + 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import METHODS, make_drafter, make_target
 
-from peagle.train.elements import Segment, partition, sample_elements
+from peagle.train.elements import partition, sample_elements
 from peagle.train.sampler import (
     MAX_SEGMENTS,
     PassCost,
@@ -33,8 +33,7 @@ def test_more_layers_keep_more() -> None:
 def test_fewest_segments_that_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     supervised, documents = torch.ones(300, dtype=torch.bool), torch.zeros(300, dtype=torch.int64)
-    elements = sample_elements(supervised, documents, 8, 0.8, generator)
-    whole = Segment(elements, torch.ones_like(elements.depth, dtype=torch.bool))
+    whole = sample_elements(supervised, documents, 8, 0.8, generator)
     cost = PassCost(1000.0, 50.0)
     needs = [
         max(cost.of(len(p.trained)) for p in parts)
@@ -42,6 +41,6 @@ def test_fewest_segments_that_fit() -> None:
     ]
     assert needs == sorted(needs, reverse=True)
     for segments, need in enumerate(needs, start=1):
-        chosen = choose_segments(elements, documents, cost, need)
+        chosen = choose_segments(whole, documents, cost, need)
         assert needs[chosen - 1] <= need and chosen <= segments
-    assert choose_segments(elements, documents, cost, 0) == MAX_SEGMENTS
+    assert choose_segments(whole, documents, cost, 0) == MAX_SEGMENTS

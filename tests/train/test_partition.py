@@ -12,15 +12,17 @@ from peagle.methods.base import Elements
 from peagle.model.drafter import Drafter
 from peagle.model.target import Target
 from peagle.train.batches import PackedDocuments
-from peagle.train.elements import Segment, one_pass, partition, sample_elements
+from peagle.train.elements import Segment, partition, sample_elements
 from peagle.train.passes import run_target
 from peagle.train.trainee import Trainee
+
+pytestmark = pytest.mark.usefixtures("unrounded")
 
 
 def sampled(tokens: int, depths: int, ratio: float, documents: Tensor, seed: int) -> Elements:
     g = torch.Generator().manual_seed(seed)
     supervised = torch.rand(tokens, generator=g) < 0.8
-    return sample_elements(supervised, documents, depths, ratio, g)
+    return sample_elements(supervised, documents, depths, ratio, g).elements
 
 
 def cases() -> Iterator[tuple[Elements, Tensor, int]]:
@@ -63,10 +65,8 @@ def check_invariants(elements: Elements, documents: Tensor, segments: int) -> No
 
 
 def test_the_example_of_the_docstring() -> None:
-    everything = [(a, d) for d in range(3) for a in range(5 - d)]
-    elements = Elements(*(torch.tensor(x) for x in zip(*everything, strict=True)))
     zeros = torch.zeros(6, dtype=torch.int64)
-    whole = one_pass(PackedDocuments(zeros, zeros == 0, zeros), elements)
+    whole = sample_elements(zeros == 0, zeros, 3, 1.0, torch.Generator().manual_seed(0))
     first, second = partition(whole, zeros, 2)
     owned = [
         [p for p, own in zip(pairs(part.elements), part.trained, strict=True) if own]
@@ -80,7 +80,7 @@ def test_the_example_of_the_docstring() -> None:
 def gradients(
     drafter: Drafter, target: Target, sequence: PackedDocuments, parts: list[Segment]
 ) -> tuple[dict[str, Tensor], float, list[int]]:
-    trainee, loss = Trainee(drafter, target, 0.9, bf16=False), 0.0
+    trainee, loss = Trainee(drafter, target, 0.9), 0.0
     hits = torch.zeros(2, 9, dtype=torch.int64)
     drafter.zero_grad()
     output = run_target(target, sequence, drafter.config.feature_layers)
@@ -122,8 +122,7 @@ def test_the_gradient_is_the_flat_one(  # noqa: PLR0913, PLR0917
     owner = torch.arange(tokens) * documents // tokens
     supervised = (torch.rand(tokens, generator=g) < 0.7) & (ids >= 32)  # the draft vocabulary
     sequence = PackedDocuments(ids, supervised, owner)
-    elements = sample_elements(supervised, owner, depths, ratio, g)
-    whole = one_pass(sequence, elements)
+    whole = sample_elements(supervised, owner, depths, ratio, g)
     flat, loss, hits = gradients(drafter, target, sequence, [whole])
     parts = partition(whole, owner, segments)
     assert len(parts) > 1
@@ -141,13 +140,13 @@ def test_packed_documents_equal_single_ones(target: Target) -> None:
     g = torch.Generator().manual_seed(3)
     ids, owner = torch.randint(5, 128, (60,), generator=g), (torch.arange(60) >= 25).long()
     sequence = PackedDocuments(ids, torch.ones(60, dtype=torch.bool), owner)
-    elements = sample_elements(*sequence[1:], 4, 1.0, g)
-    packed, loss, _ = gradients(drafter, target, sequence, [one_pass(sequence, elements)])
+    whole = sample_elements(*sequence[1:], 4, 1.0, g)
+    packed, loss, _ = gradients(drafter, target, sequence, [whole])
     total, parts = {name: torch.zeros_like(t) for name, t in packed.items()}, 0.0
     for part in (slice(0, 25), slice(25, 60)):
         alone = PackedDocuments(*(x[part] for x in sequence))
         own = sample_elements(*alone[1:], 4, 1.0, g)
-        single = gradients(drafter, target, alone, [one_pass(alone, own)])
+        single = gradients(drafter, target, alone, [own])
         parts += single[1]
         total = {name: t + single[0][name] for name, t in total.items()}
     assert parts == pytest.approx(loss, rel=1e-9)

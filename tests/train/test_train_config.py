@@ -17,6 +17,7 @@ from peagle.train.optimizer import rate
         *((name, (0.0, 1.2)) for name in ("ratio", "decay")),
         ("cooldown", (-0.1, 1.5)),
         ("warmup", (-0.1, 1)),
+        ("seed", (2**40, -(2**40))),
     ],
 )
 def test_bad_settings(name: str, values: tuple[float, ...]) -> None:

@@ -21,7 +21,7 @@ from peagle.model.target import Target
 from peagle.model.tensors import missing_rows
 from peagle.train import trainee as trainee_module
 from peagle.train.batches import PackedDocuments
-from peagle.train.elements import one_pass, sample_elements
+from peagle.train.elements import Segment, sample_elements
 from peagle.train.passes import multiplies_bf16, run_drafter, run_target
 from peagle.train.trainee import Trainee
 
@@ -40,14 +40,14 @@ def make_sequence(prompt: int = 8) -> PackedDocuments:
     return PackedDocuments(ids, torch.arange(TOKENS) >= prompt, torch.zeros_like(ids))
 
 
-def all_elements(sequence: PackedDocuments, ratio: float = 1.0) -> Elements:
+def one_pass(sequence: PackedDocuments, ratio: float = 1.0) -> Segment:
     generator = torch.Generator().manual_seed(0)
     return sample_elements(*sequence[1:], DEPTHS, ratio, generator)
 
 
 def trained_logits(drafter: Drafter, target: Target, ratio: float) -> dict[tuple[int, int], Tensor]:
     sequence = make_sequence()
-    elements = all_elements(sequence, ratio)
+    elements = one_pass(sequence, ratio).elements
     features = features_of(target, drafter, sequence.ids.tolist())
     logits = drafter.logits(run_drafter(drafter, sequence, features, elements))
     pairs = zip(elements.anchor.tolist(), elements.depth.tolist(), strict=True)
@@ -94,7 +94,7 @@ def test_rows_recur(target: Target, method: str) -> None:
     """Kernels are made, and kept, for every number of rows: whole tiles only, whatever is drawn."""
     drafter, sequence, rows = make_drafter(target, method), make_sequence(), list[int]()
     drafter.norm.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    elements = all_elements(sequence, 0.7)
+    elements = one_pass(sequence, 0.7).elements
     features = features_of(target, drafter, sequence.ids.tolist())
     normed = run_drafter(drafter, sequence, features, elements)
     assert rows and all(missing_rows(count) == 0 for count in rows)
@@ -147,8 +147,8 @@ def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
     monkeypatch.setattr(trainee_module, "LOSS_ROWS", rows)
     drafter = make_drafter(target, "p-eagle", draft_vocab=50)
     sequence = packed((torch.arange(TOKENS) >= split).long(), torch.arange(TOKENS) >= 8)
-    elements = all_elements(sequence, 0.7)
-    segment = one_pass(sequence, elements)
+    segment = one_pass(sequence, 0.7)
+    elements = segment.elements
     output = run_target(target, sequence, drafter.config.feature_layers)
     normed = torch.randn(len(elements.anchor), 32, generator=torch.Generator().manual_seed(1))
     known = {token: row for row, token in enumerate(drafter.target_ids.tolist())}
@@ -156,7 +156,7 @@ def test_loss_and_counts_by_loops(  # noqa: PLR0913, PLR0917
         if a % 2 and (row := known.get(int(sequence.ids[a + d + 2]))) is not None:
             at = ((elements.anchor == a) & (elements.depth == d)).nonzero()[0]
             normed[at] = 30 * drafter.lm_head.weight[row].detach()
-    trainee = Trainee(drafter, target, decay, bf16=False)
+    trainee = Trainee(drafter, target, decay)
     result = trainee.compare(sequence, output.hidden, segment, normed)
     reference = target.copy().model
     reference.set_attn_implementation("eager")
@@ -182,10 +182,10 @@ def _plain(model: nn.Module, ids: Tensor) -> Tensor:
 
 def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
     drafter, sequence = make_drafter(target, "p-eagle"), make_sequence(prompt=15)
-    segment = one_pass(sequence, all_elements(sequence))
+    segment = one_pass(sequence)
     hidden = torch.randn(TOKENS, 32)
     normed = torch.randn(len(segment.trained), 32).requires_grad_()
-    trainee = Trainee(drafter, target, bf16=False)
+    trainee = Trainee(drafter, target)
     trainee.compare(sequence, hidden, segment, normed).loss.backward()
     touched = normed.grad.abs().sum(-1) > 0
     elements = segment.elements
@@ -195,13 +195,14 @@ def test_unsupervised_elements_give_no_gradient(target: Target) -> None:
     assert touched.any() and not touched.all()
 
 
+@pytest.mark.usefixtures("unrounded")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_whole_head_is_trained(target: Target, method: str) -> None:
     """Every parameter gets a gradient, and the target none."""
     drafter, sequence = make_drafter(target, method), make_sequence()
-    trainee = Trainee(drafter, target, bf16=False)
+    trainee = Trainee(drafter, target)
     output = run_target(target, sequence, drafter.config.feature_layers)
-    trainee(sequence, output, one_pass(sequence, all_elements(sequence, 0.7))).loss.backward()
+    trainee(sequence, output, one_pass(sequence, 0.7)).loss.backward()
     for name, parameter in drafter.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
     assert not any(p.requires_grad or p.grad is not None for p in target.model.parameters())
@@ -217,9 +218,8 @@ def test_bf16_where_a_processor_multiplies_it(
     sequence = make_sequence()
     products = set[torch.dtype]()
     drafter.fc.register_forward_hook(lambda module, given, made: products.add(made.dtype))
-    segment = one_pass(sequence, all_elements(sequence))
     output = run_target(target, sequence, drafter.config.feature_layers)
-    Trainee(drafter, target)(sequence, output, segment)
+    Trainee(drafter, target)(sequence, output, one_pass(sequence))
     assert products == {torch.bfloat16 if fast else torch.float32}
 
 

@@ -227,14 +227,18 @@ def test_a_run_is_not_continued_for_another_target_or_head(tmp_path: Path, make:
         resume(make("p-eagle"))
     with refused("target"):
         resume(make("eagle3", made_for=make_target(seed=7)))
+    other_template = make_target()
+    other_template.tokenizer.chat_template = "{{ messages }}"
+    with refused("chat_template"):
+        resume(make("eagle3", made_for=other_template))
     assert files(tmp_path) == before
 
 
 def test_a_checkpoint_that_does_not_name_its_target_and_head_resumes(make: Make) -> None:
     """As checkpoints did before."""
     first = make("eagle3")
-    named = ("target", "method", "init_from", *OTHER_HEADS, *OTHER_CONFIGS, *OTHER_LAYERS)
-    for name in named:
+    named = ("target", "chat_template", "method", "init_from", "init_from[data]")
+    for name in (*named, *OTHER_HEADS, *OTHER_CONFIGS, *OTHER_LAYERS):
         del first.progress.settings[name]
     first.run(stop_at(2))
     second = resumed(make("eagle3"))
@@ -318,6 +322,8 @@ def test_elements_are_drawn_anew_each_step(make: Make, data: list[Example]) -> N
         ({"steps": 7, "epochs": 4}, 7),
         ({"max_train_tokens": 5 * 24 * 3}, 15),
         ({"max_train_tokens": 1}, 1),
+        ({"epochs": 10, "batch": 4}, 13),
+        ({"max_train_tokens": 5 * 24 * 10, "batch": 4}, 13),
     ],
 )
 def test_total_steps(make: Make, settings: dict[str, int], steps: int) -> None:
@@ -336,12 +342,14 @@ PASSES = {"batch": 2, "pack": 60}
     ],
 )
 def test_segments_and_recomputed_activations_change_nothing(
-    make: Make, one: dict[str, Any], other: dict[str, Any], bf16: bool, close: dict[str, float]
-) -> None:
+    make: Make, one: dict[str, Any], other: dict[str, Any], bf16: bool, close: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if not bf16:
+        monkeypatch.setattr("peagle.train.trainee.multiplies_bf16", lambda device: False)
     ends = []
     for name, settings in (("one", one), ("other", other)):
         trainer = make(run=name, steps=3, **settings)
-        trainer.trainee.bf16 = bf16
         trainer.run()
         ends.append(everything(trainer))
     for name, tensor in ends[0].items():
@@ -427,7 +435,12 @@ def test_tensorboard_gets_every_metric(tmp_path: Path, make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("method", "name", "value"),
-    [("eagle3", "recompute", True), ("p-eagle", "shard", True), ("p-eagle", "tracker", "paper")],
+    [
+        ("eagle3", "recompute", True),
+        ("eagle3", "compile", True),
+        ("p-eagle", "shard", True),
+        ("p-eagle", "tracker", "paper"),
+    ],
 )
 def test_settings_that_do_not_fit(make: Make, method: str, name: str, value: Any) -> None:
     with refused(name):
