@@ -24,11 +24,12 @@ from typing import Any
 from peagle.data.chat import Conversation
 from peagle.data.dataset import read_conversations
 from peagle.data.endpoint import PendingRecord
-from peagle.data.records import append, open_to_append, read_records
+from peagle.data.records import append, read_records
 from peagle.data.regenerate import answer_turn, regenerate
 from peagle.engine.params import SamplingParams
 from peagle.engine.request import Stats
 from peagle.engine.run import Completion
+from peagle.files import replacing
 from peagle.model.loader import load_target
 
 TARGET = "smollm2-135m"
@@ -110,25 +111,27 @@ class Found:
 
 
 def unpack(packed: Path, prompts: Path, output: Path) -> None:
-    """A data file of the prompts, with their answers."""
+    """A data file of the prompts, with their answers. A run that is stopped leaves none: data.sh
+    does not unpack again what is there."""
     engine = Packed(lines_of(packed, output))
-    with suppress(Missing):
-        regenerate(engine, read_conversations(prompts), output, PARAMS)
+    with replacing(output) as made, suppress(Missing):
+        made.unlink(missing_ok=True)  # a killed process leaves it
+        regenerate(engine, read_conversations(prompts), made, PARAMS)
 
 
 def unpack_synth(packed: Path, output: Path) -> None:
-    """A data file of the prompts that the target wrote itself, with their answers."""
+    """A data file of the prompts that the target wrote itself, with their answers, or none."""
     lines = lines_of(packed, output)
     engine = Packed(lines)
     asked = [Conversation([[{"role": "user", "content": line["user"]}]]) for line in lines]
     records = [PendingRecord(number, conversation) for number, conversation in enumerate(asked)]
     answer_turn(engine, records, PARAMS)
-    made = [
+    answered = [
         record.lines[0] | {"kind": line["kind"], "draw": line["draw"]}
         for record, line in zip(records, lines, strict=True)
     ]
-    with open_to_append(output) as file:
-        append(file, made)
+    with replacing(output) as made, made.open("wb") as file:
+        append(file, answered)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from more import TARGET, could_be_asked, material
-from prompts import LANGUAGES, Maker, first_turn, from_template
+from prompts import LANGUAGES, Maker, first_turn, from_template, run
 from transformers import PreTrainedTokenizerBase
 
 from peagle.data.chat import PLAIN_STYLE, prompt_ids
@@ -108,6 +108,8 @@ def main() -> None:
     parser.add_argument("--not-in", type=Path, nargs="+", default=[])
     args = parser.parse_args()
 
+    measured_on = [turns for file in args.not_in for turns in read_prompts(file)]
+    foreign = {part for turns in measured_on for part in windows(" ".join(turns))}
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(TARGET)
     rng = random.Random(SEED)
@@ -120,8 +122,6 @@ def main() -> None:
     for makers, values in ((OF_FUNCTIONS, functions), (OF_TEXTS, material_texts)):
         greedy += [maker(rng, value)[0] for maker in makers for value in values]
     sampled = plain + rng.sample(short, min(SHORT, len(short)))
-    measured_on = [turns for file in args.not_in for turns in read_prompts(file)]
-    foreign = {part for turns in measured_on for part in windows(" ".join(turns))}
     answers = unpack(lzma.decompress(ANSWERS.read_bytes()))
     known = []
     for name, texts in (("greedy", greedy), ("sampled", sampled)):
@@ -138,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Make training data for the heads of smollm2-135m: prompts of many kinds, answered by the target.
 #   heads/data.sh train_prompts.jsonl.gz runs/data answers.jsonl.gz more_answers.jsonl.gz
-# The files after the output are earlier answers: no prompt is answered twice, and
-# texts to translate or to sum up come from them. The same command again continues; what
-# heads/answers.jsonl.gz holds is not decoded again. Two thirds of the answers are greedy; more.jsonl,
-# which was made on a GPU, is greedy and only unpacked.
+# The files after the output are earlier answers, as `peagle data regenerate smollm2-135m` writes
+# them: no prompt is answered twice, and texts to translate or to sum up come from them. The same
+# command again continues; what heads/answers.jsonl.gz holds, which is packed, is not decoded again.
+# Two thirds of the answers are greedy; more.jsonl, which was made on a GPU, is greedy and only
+# unpacked. It runs python of .venv, which must be activated.
 set -euo pipefail
 prompts=$1 out=$2 here=$(dirname "$0")
 shift 2

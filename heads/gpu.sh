@@ -4,10 +4,11 @@
 #     humaneval.jsonl mt_bench.jsonl
 #   heads/gpu.sh run FOLDER SECONDS
 # `prepare` needs no GPU: it makes data/ and ask/ of FOLDER, 15 MB when packed by xz. No prompt of
-# ask/ shares 50 characters with the last two files. `run` has the target answer ask/ (generate.py,
-# an eighth of the seconds), and trains the shipped heads further on all answers (by_clock.py)
-# until the seconds have passed. FOLDER/packed/ gets the heads. On an H200, 640 seconds gave 4.5
-# million tokens of answers and 24 million of training for each head.
+# ask/ shares 50 characters with the last two files, whose records have `turns` or `question`, as
+# MT-Bench's. `run` has the target answer ask/ (generate.py, an eighth of the seconds), and trains
+# the shipped heads further on all answers (by_clock.py) until the seconds have passed.
+# FOLDER/packed/ gets the heads. Both run python of .venv, which must be activated. On an H200, 640
+# seconds gave 4.5 million tokens of answers and 24 million of training for each head.
 set -euo pipefail
 usage() { sed -n '3,5s/^# *//p' "$0" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -33,7 +34,7 @@ answer() { # file of ask/, seconds, settings
 }
 
 run() { # FOLDER, seconds
-  local until=$(($(date +%s) + $2)) method part jobs=() answering=()
+  local until=$(($(date +%s) + $2)) method part job failed="" jobs=() answering=()
   [ -f "$1/ask/greedy.jsonl" ] || { echo "heads/gpu.sh: $1/ask/greedy.jsonl: no such file" >&2; exit 2; }
   cd "$1"
   share_gpu
@@ -54,7 +55,8 @@ run() { # FOLDER, seconds
     exit 1
   fi
   touch ready
-  wait "${jobs[@]}"
+  for job in "${jobs[@]}"; do wait "$job" || failed=1; done
+  [ -z "$failed" ] || { echo "heads/gpu.sh: a training failed: see $1/*.log" >&2; exit 1; }
   for method in p-eagle eagle3; do python "$here/pack.py" $method/head packed/$method; done
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from answers import PARAMS, TARGET, Missing, Packed, lines_of
-from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, Pool, collect, from_template, split
+from prompts import COMPLETE, MAKERS, SEED, SHORT_ANSWERS, Pool, collect, from_template, run, split
 
 from peagle.data.chat import Conversation, Message
 from peagle.data.dataset import read_prompts
@@ -96,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

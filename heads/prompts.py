@@ -12,12 +12,14 @@ import argparse
 import json
 import random
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from peagle.data.dataset import read_prompts
 from peagle.data.records import read_records
+from peagle.errors import InputError
 from peagle.model.loader import load_tokenizer
 
 SEED = 0
@@ -145,6 +147,9 @@ def collect(target: str, prompts: Path, answers: list[Path]) -> Pool:
     answered, texts, functions = set[str](), [], []
     for path in answers:
         for record in read_records(path):
+            if "prompt_ids" not in record:
+                fix = "name what `peagle data regenerate` wrote; heads/answers.jsonl.gz is packed"
+                raise InputError("its records have no prompt_ids", value=path, fix=fix)
             answered.add(first_turn(tokenizer.decode(record["prompt_ids"])))
             text = tokenizer.decode(record["answer_ids"], skip_special_tokens=True).strip()
             if "```" in text or "def " in text:
@@ -214,5 +219,13 @@ def main() -> None:
         print(f"{name}.jsonl: {len(part)} records")
 
 
+def run(script: Callable[[], None]) -> None:
+    """Run a script's `main`; a file that cannot be used is one line, not a traceback."""
+    try:
+        script()
+    except InputError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -31,7 +31,15 @@ usage() { sed -n '2,6s/^# *//p' "$0" >&2; exit 2; }
 
 # ---- processes: all belong to one group
 
-group() { cat "$folder/group" 2>/dev/null || true; }
+started() { cut -d " " -f 22 "/proc/$1/stat" 2>/dev/null || true; } # process: when, since the boot
+
+group() { # its number, unless another process has it by now, as after a reboot
+  local number time now
+  [ -f "$folder/group" ] || return 0
+  read -r number time <"$folder/group" || true # older files have no time
+  now=$(started "$number")
+  if [ -z "$now" ] || [ "${time:-$now}" = "$now" ]; then echo "$number"; fi
+}
 
 alive() { # its first process, which begins the group, or any other
   [ -n "$(group)" ] && { kill -0 "$(group)" || kill -0 -- "-$(group)"; } 2>/dev/null
@@ -45,7 +53,7 @@ tell() { alive || fail "$folder: not running"; kill "-$1" -- "-$(group)"; }
 in_background() {
   setsid bash -c 'echo 19 >/proc/self/autogroup; exec nice -n 19 ionice -c 3 "$@"' - "$@" \
     >>"$folder/log" 2>&1 </dev/null &
-  echo $! >"$folder/group"
+  echo "$! $(started $!)" >"$folder/group"
 }
 
 # ---- tokens
@@ -74,9 +82,12 @@ work() {
   local part captured=""
   for part in "${PARTS[@]}"; do
     local name=${part%:*} until=${part#*:}000000
-    if [ ! -d "captured/$name" ] && [ "$(seen p-eagle)" -ge "$until" ]; then continue; fi
-    peagle data capture smollm2-135m --data "$(ls "data/$name".jsonl*)" \
-      --output "captured/$name" --max-length 2048
+    if [ ! -d "captured/$name" ]; then
+      if [ "$(seen p-eagle)" -ge "$until" ]; then continue; fi
+      peagle data capture smollm2-135m --data "$(ls "data/$name".jsonl*)" \
+        --output "captured/.$name" --max-length 2048
+      mv "captured/.$name" "captured/$name" # it is whole
+    fi
     captured+=${captured:+,}captured/$name
     local method job jobs=() failed=""
     for method in p-eagle eagle3; do train $method "$captured" "$until" & jobs+=($!); done
@@ -86,20 +97,21 @@ work() {
 }
 
 make_data() {
-  if [ ! -f data/measured.jsonl ]; then
-    tree/heads/data.sh data/train_prompts.jsonl.gz data \
-      data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz
-    local name
-    python tree/heads/ask.py data/train_prompts.jsonl.gz data \
-      data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz data/ask
-    for name in answers_smollm2 more_answers_smollm2 greedy sampled synth; do
-      first_tenth "data/$name".jsonl*
-    done >data/mixed.jsonl
-    python tree/heads/measured.py data/prompts/held_out.jsonl data/held_out.jsonl data/measured.jsonl
-  fi
-  (cd data && sha256sum --check --quiet ../tree/heads/run.sha256) ||
+  if data_is_right >/dev/null 2>&1; then return; fi
+  tree/heads/data.sh data/train_prompts.jsonl.gz data \
+    data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz
+  local name
+  python tree/heads/ask.py data/train_prompts.jsonl.gz data \
+    data/answers_smollm2.jsonl.gz data/more_answers_smollm2.jsonl.gz data/ask
+  for name in answers_smollm2 more_answers_smollm2 greedy sampled synth; do
+    first_tenth "data/$name".jsonl*
+  done >data/mixed.jsonl
+  python tree/heads/measured.py data/prompts/held_out.jsonl data/held_out.jsonl data/measured.jsonl
+  data_is_right ||
     fail "$folder/data: not the files of heads/run.sha256: delete what differs to make it again"
 }
+
+data_is_right() { (cd data && sha256sum --check --quiet ../tree/heads/run.sha256); }
 
 first_tenth() { # file: its lines
   local lines; lines=$(zcat -f "$1" | wc -l)
@@ -129,8 +141,7 @@ train() { # method, captured folders, tokens to have seen; fails where it stops 
 }
 
 peagle_train() { # output, method, captured folders, further settings; takes the place of the shell
-  local start=(--init-from "$(start_of "$2")" --warmup 0.0025)
-  if [ -d "$1/checkpoints" ]; then start+=(--resume); fi
+  local start=(--resume auto --init-from "$(start_of "$2")" --warmup 0.0025)
   local each data=()
   for each in ${3//,/ }; do data+=(--data "$each"); done
   # shellcheck disable=SC2086 (several words)
@@ -148,19 +159,27 @@ find_peagle() {
 start() {
   if alive; then fail "$folder: runs already (process group $(group))"; fi
   find_peagle
+  if [ $# != 0 ] || [ ! -d "$folder/tree" ]; then link_data "$@"; fi
   if [ ! -d "$folder/tree" ]; then
-    [ $# = 3 ] || usage
-    mkdir -p "$folder/data"
-    local file
-    for file in "$@"; do
-      [ -f "$file" ] || fail "$file: no such file"
-      ln -sf "$(realpath "$file")" "$folder/data/"
-    done
-    mkdir "$folder/tree"
-    tar -C "$here/.." -c peagle heads | tar -C "$folder/tree" -x
+    rm -rf "$folder/tree.new" # of a start that was stopped
+    mkdir "$folder/tree.new"
+    tar -C "$here/.." -c peagle heads | tar -C "$folder/tree.new" -x
+    mv "$folder/tree.new" "$folder/tree"
   fi
   in_background "$folder/tree/heads/run.sh" work "$folder"
   echo "started: heads/run.sh status $folder"
+}
+
+link_data() { # prompts, answers, more answers: by the names that `make_data` reads
+  [ $# = 3 ] || usage
+  local file name link
+  for file in "$@"; do [ -f "$file" ] || fail "$file: no such file"; done
+  mkdir -p "$folder/data"
+  for name in train_prompts answers_smollm2 more_answers_smollm2; do
+    link=$folder/data/$name.jsonl.gz
+    [ "$1" -ef "$link" ] || ln -sf "$(realpath "$1")" "$link"
+    shift
+  done
 }
 
 status() {

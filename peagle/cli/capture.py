@@ -46,6 +46,8 @@ def capture(
     common.check_folder(output)
     check_at_least(1, tensor_parallel_size=tensor_parallel_size)
     check_at_least(4, max_length=config.max_length)
+    if not 1e-6 <= shard_mb <= 1e6:
+        raise InputError("must be 0.000001 to 1000000", field="shard_mb", value=shard_mb)
     config = replace(config, shard_bytes=int(shard_mb * 1e6), part=_part(part))
     vllm = _vllm(engine, vllm_python, tensor_parallel_size, device)
     how: dict[str, Any] = {"unrun": 1} if vllm else {"device": device}

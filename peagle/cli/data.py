@@ -95,9 +95,9 @@ def regenerate(
     workers: Number of concurrent requests to each URL.
     api_key_env: Name of the environment variable with the API key of --url.
     limit: Number of records to answer. Default: all.
-    system: System prompt of every conversation. Default: none.
+    system: System prompt of conversations without one. Default: none.
     """
-    sources = [_weighted(source) for source in prompts]
+    sources = [_weighted(os.path.expanduser(source)) for source in prompts]
     check_at_least(1, workers=workers, limit=limit)
     check_plain(output)
     args = template_args(chat_template_arg or [])
@@ -117,9 +117,9 @@ def regenerate(
     most = limit if all(weight is None for _, weight in sources) else None
     how: dict[str, Any] = {"tokenizer": tokenizer, "strict": strict, "limit": most}
     read = [(read_conversations(name, system, args, **how), weight) for name, weight in sources]
-    conversations = mixed(read, sampling.seed)
+    conversations = mixed(read, sampling.seed)[:limit]
     with common.counting("answers", None, common.WRITTEN) as count:
-        report = run_regenerate(source, conversations, output, sampling, limit, count)
+        report = run_regenerate(source, conversations, output, sampling, count)
     _print_report(report, output)
 
 
@@ -241,7 +241,7 @@ def summarize(
     reasons: list[str] = []
     for record in read_records(path):
         counts["records"] += 1
-        if "answer_ids" not in record:
+        if record.get("answer_ids") is None:
             check_template(tokenizer)  # it is not the record that is at fault
         try:
             documents = documents_of(record, tokenizer, max_length)

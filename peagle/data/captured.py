@@ -200,7 +200,8 @@ class Captures(Documents[Shard]):
         for folder in folders:
             shards = read_shards(folder)
             if not shards:
-                raise InputError("a folder without captured shards", field="data", value=folder)
+                fix = "give either files or captured folders"
+                raise InputError("no captured shards there", field="data", value=folder, fix=fix)
             found[shards[0].origin] += shards
         self.captures = [_in_order(shards) for shards in found.values()]
         lacking = [shards for shards in self.captures if _gap(shards)]

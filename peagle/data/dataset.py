@@ -57,15 +57,14 @@ def read_conversations(
     """Read the user's side of records, turn by turn: `turns`, or a conversation without its
     answers. A record that cannot be used (see `usable`) gives an empty conversation.
 
-    A record keeps its own system turn; others begin with `system`. Tool calls and their results
-    stay where they are. `template_args` go over the record's own.
+    A record keeps its own system prompt, a turn or its `system`; others begin with the argument.
+    Tool calls and their results stay where they are. `template_args` go over the record's own.
     """
 
     def parse(record: dict[str, Any]) -> chat.Conversation:
         asks = _asks(_messages(record))
         style = chat.to_style(record)
-        if asks[0][0]["role"] not in chat.SYSTEM_ROLES:
-            asks[0] = chat.system_turn(system) + asks[0]
+        asks[0] = chat.with_system(asks[0], record.get("system") or system)
         style = chat.Style(style.tools, {**style.args, **template_args})
         chat.check_text([asks, style])
         if tokenizer is not None:
@@ -95,14 +94,11 @@ def mixed(sources: Sequence[tuple[Iterable[T], float | None]], seed: int | None)
 
 def _messages(record: dict[str, Any]) -> list[chat.Message]:
     """Messages of a record, whose user turns are texts. Raises InputError otherwise."""
-    turns = record.get("turns", record.get("question"))
+    turns = record.get("question") if record.get("turns") is None else record["turns"]
+    if turns is None and not record.keys() & {"messages", "conversations"}:
+        raise InputError(f"needs 'turns', or {chat.NEEDED}")
     if turns is None:
-        try:
-            messages = chat.to_messages(record)
-        except InputError as error:
-            if "messages" in record or "conversations" in record:
-                raise
-            raise InputError(f"needs 'turns', or {error.why}") from error
+        messages = chat.to_messages(record)
     else:
         texts = turns if isinstance(turns, list) else [turns]
         messages = [{"role": "user", "content": text} for text in texts]
@@ -144,7 +140,7 @@ def read_examples(
     """
     state = path.stat()
     facts = [str(path.resolve()), state.st_size, state.st_mtime_ns, state.st_ctime_ns]
-    facts += [max_length, strict, peagle.__version__, transformers.__version__]
+    facts += [2, max_length, strict, peagle.__version__, transformers.__version__]  # 2: of reading
     facts += [repr(tokenizer), str(tokenizer.chat_template)]
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
         facts.append(backend.to_str())
@@ -206,7 +202,7 @@ def documents_of(
 
 def to_examples(record: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[Example]:
     """Return the documents of one record, whole. Raises InputError when it has none."""
-    if "answer_ids" in record:
+    if record.get("answer_ids") is not None:
         prompt = record.get("prompt_ids")
         answer = record["answer_ids"]
         if not _token_ids(prompt) or not _token_ids(answer):

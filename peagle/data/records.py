@@ -1,7 +1,6 @@
 """Records of data files: read from JSONL files (plain or .gz), Parquet files and datasets of the
 hub; appended to a JSONL file one at a time, which survives a kill. One process writes one file."""
 
-import fcntl
 import gzip
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from peagle.errors import InputError, InputWarning, first_line
 from peagle.files import unusable, writing
+from peagle.locks import hold
 
 MAX_UNUSABLE = 0.05  # share of the records
 SUFFIXES = (".jsonl", ".json", ".gz", ".parquet", ".txt")  # of files, never of a dataset's name
@@ -40,16 +40,17 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         line_name = Path(f"{path}:{number}")  # as editors and compilers write it
+        fix = "give one JSON object a line: jq -c '.[]' FILE" if line.startswith(b"[") else None
         try:
             record = json.loads(line.rstrip())
         except json.JSONDecodeError as error:
             why = f"{error.msg.removesuffix(' at')} at column {error.pos + 1}"
-            raise InputError(f"not JSON ({why})", value=line_name) from error
+            raise InputError(f"not JSON ({why})", value=line_name, fix=fix) from error
         except (ValueError, RecursionError) as error:  # not UTF-8, too many digits or levels
             raise InputError(f"not JSON ({first_line(error)})", value=line_name) from error
         if not isinstance(record, dict):
             found = type(record).__name__
-            raise InputError(f"expected a JSON object, found {found}", value=line_name)
+            raise InputError(f"expected a JSON object, found {found}", value=line_name, fix=fix)
         yield record
 
 
@@ -146,10 +147,7 @@ def open_to_append(output: Path) -> BinaryIO:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         file = output.open("a+b")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        why = "another process is writing it"
-        raise InputError(why, field="output", value=output, fix="name another file") from error
+        hold(file, output)
     except OSError as error:
         raise unusable(error, output) from error
     return file

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from peagle.data.chat import Conversation, prompt_ids, to_message
+from peagle.data.chat import Conversation, prompt_ids, to_message, to_style
 from peagle.data.endpoint import PendingRecord, Servers, Write, ask_servers
 from peagle.data.records import append, open_to_append, read_back
 from peagle.engine.llm import LLM
@@ -26,10 +26,9 @@ class Report(NamedTuple):
 
 def regenerate(
     source: LLM | Servers,
-    conversations: Sequence[Conversation],  # all prompts, from `read_conversations`
+    conversations: Sequence[Conversation],  # to answer, from `read_conversations`
     output: Path,
     params: SamplingParams,
-    limit: int | None = None,  # records to answer
     on_answers: Callable[[int, int, int], None] = lambda written, total, tokens: None,
 ) -> Report:
     """Answer every record, turn by turn, and append to `output` one line an answer: `messages` for
@@ -39,16 +38,16 @@ def regenerate(
     A record is written when it has ended; `on_answers` receives the count of answers in the file,
     of all that are wanted, and of the tokens that this run wrote.
 
-    Records already in `output` are skipped, so a stopped run continues. Raises InputError when
-    `output` holds anything else, also answers to other prompts, or is being written by another
-    process, or no endpoint is left to ask; RequestFailure when turns fail before any is answered.
+    Records already in `output` are skipped, so a stopped run continues; those after the last one
+    that is wanted stay. Raises InputError when `output` holds anything else, also answers to other
+    prompts, or is being written by another process, or no endpoint is left to ask; RequestFailure
+    when turns fail before any is answered.
     """
     problems: list[str] = []
-    wanted = conversations[:limit]
     with open_to_append(output) as file:
         finished = _finished_records(file, conversations)
-        todo = [PendingRecord(i, asks) for i, asks in enumerate(wanted) if i not in finished]
-        total = sum(len(each.asks) for each in wanted)
+        todo = [PendingRecord(i, asks) for i, asks in enumerate(conversations) if i not in finished]
+        total = sum(len(each.asks) for each in conversations)
         left = sum(len(record.conversation.asks) for record in todo)
         tokens = 0
 
@@ -135,9 +134,10 @@ def _finished_records(file: BinaryIO, conversations: Sequence[Conversation]) -> 
         record = line["record"]
         if "draw" in line or type(record) is not int:
             raise ValueError  # `peagle data synth` wrote it
-        asks = conversations[record].asks if 0 <= record < len(conversations) else []
-        if asks and line["messages"][: len(asks[0])] != asks[0]:
-            raise InputError("holds answers to other prompts")
+        known = 0 <= record < len(conversations)
+        asks, style = conversations[record] if known else Conversation([])
+        if asks and (line["messages"][: len(asks[0])], to_style(line)) != (asks[0], style):
+            raise InputError("holds answers to other prompts, tools or template arguments")
         return record, int(line.get("answers", 1))
 
     found = read_back(file, "regenerate", answers)

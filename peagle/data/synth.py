@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import Conversation, Message, Style, check_text, prompt_ids, system_turn
+from peagle.data.chat import Conversation, Message, Style, check_text, prompt_ids, with_system
 from peagle.data.endpoint import PendingRecord
 from peagle.data.records import append, open_to_append, read_back
 from peagle.data.regenerate import answer_turn
@@ -31,7 +30,7 @@ SENTINEL = "peagleuserturn"
 MIN_TOKENS = 4  # that the target adds to a starter
 MAX_REFUSED = 200  # drafts in a row
 MAX_REPEATS = 4  # of the same four words; the writer is stuck in a loop
-MIX: Mapping[str, float] = MappingProxyType({"chat": 0.5, "code": 0.25, "math": 0.25})
+MIX: Mapping[str, float] = {"chat": 0.5, "code": 0.25, "math": 0.25}
 USER = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
 STARTERS_FILE = Path(__file__).with_name("starters.yaml")
 STARTERS: Mapping[str, list[str]] = yaml.safe_load(STARTERS_FILE.read_text())
@@ -74,8 +73,8 @@ class UserTurn(NamedTuple):
 
 
 @dataclass(slots=True)
-class Draft:
-    """A user's turn: drawn first, then written by the target."""
+class UserPrompt:
+    """A draft of a user's turn: drawn first, then written by the target."""
 
     number: int  # counts draws
     kind: str
@@ -117,9 +116,9 @@ def synthesize(
     """Have the target write prompts and answer them, until `output` holds `config.count` records,
     each a line with `record`, `kind`, `draw`, `messages`, `prompt_ids`, `answer_ids`.
 
-    Raises InputError when the template cannot be cut, `output` holds anything else or is being
-    written by another process, or 200 drafts in a row cannot be used; RequestFailure when an answer
-    fails.
+    Raises InputError when the template cannot be cut, `output` holds anything else, also records of
+    other settings, or is being written by another process, or 200 drafts in a row cannot be used;
+    RequestFailure when an answer fails.
     """
     return _Synthesis(llm, config).run(output, on_record)
 
@@ -131,7 +130,7 @@ class _Synthesis:
         self.llm = llm
         self.config = config
         self.style = Style(None, config.template_args)
-        self.system = system_turn(config.system)
+        self.system = with_system([], config.system)
         self.turn = user_turn(llm.tokenizer, self.system, self.style, llm.target.end_tokens)
         self.texts = set[str]()  # as they are compared
         self.kinds = Counter[str]()
@@ -144,7 +143,7 @@ class _Synthesis:
         total = self.config.count
         with open_to_append(output) as file:
             next_draw = 0
-            for draft, _ in read_back(file, "synth", _from_line):
+            for draft, _ in read_back(file, "synth", self._from_line):
                 self._keep(draft)
                 next_draw = draft.number + 1
             before = self.kinds.total()
@@ -163,7 +162,15 @@ class _Synthesis:
         """Records that the file still lacks."""
         return max(0, self.config.count - self.kinds.total())
 
-    def _write(self, drafts: list[Draft]) -> list[Draft]:
+    def _from_line(self, line: dict[str, Any]) -> UserPrompt:
+        """The draft of a line that a former run wrote. Raises InputError for other settings."""
+        *system, asked, _ = line["messages"]
+        found = UserPrompt(int(line["draw"]), str(line["kind"]), text=str(asked["content"]))
+        if (system, line.get("template_args", {})) != (self.system, self.config.template_args):
+            raise InputError("holds records with another system prompt or template arguments")
+        return found
+
+    def _write(self, drafts: list[UserPrompt]) -> list[UserPrompt]:
         """Have the target write the user's turns. Returns the drafts that are kept, in the order of
         the draws, and counts the rest."""
         stop = (self.turn.end_text,) if self.turn.end_text else ()
@@ -185,7 +192,7 @@ class _Synthesis:
                 selected.append(draft)
         return selected
 
-    def _fill(self, draft: Draft, start: list[int], written: list[int]) -> str | None:
+    def _fill(self, draft: UserPrompt, start: list[int], written: list[int]) -> str | None:
         """Set a draft's text. Returns the reason if it cannot be used."""
         tokenizer = self.llm.tokenizer
         end = next((at for at, token in enumerate(written) if token in self.turn.end_ids), None)
@@ -205,11 +212,11 @@ class _Synthesis:
             return "too long"
         return None
 
-    def _keep(self, draft: Draft) -> None:
+    def _keep(self, draft: UserPrompt) -> None:
         self.texts.add(" ".join(_words(draft.text)))
         self.kinds[draft.kind] += 1
 
-    def _answer(self, drafts: list[Draft]) -> list[dict[str, Any]]:
+    def _answer(self, drafts: list[UserPrompt]) -> list[dict[str, Any]]:
         """Lines of the data file."""
         first = self.kinds.total() - len(drafts)
         asked = [Conversation([self._asked(draft.text)], self.style) for draft in drafts]
@@ -243,20 +250,13 @@ def refusal(text: str, known: set[str]) -> str | None:
     return "duplicate" if " ".join(words) in known else None
 
 
-def all_draws(seed: int, first: int) -> Iterator[Draft]:
+def all_draws(seed: int, first: int) -> Iterator[UserPrompt]:
     """All draws of a seed from one on, each independent of the others."""
-    kinds = sorted(MIX)
-    shares = [MIX[kind] for kind in kinds]
+    kinds, shares = zip(*sorted(MIX.items()), strict=True)
     for number in count(first):
         rng = random.Random(f"{seed}:{number}")
         [kind] = rng.choices(kinds, shares)
-        yield Draft(number, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
-
-
-def _from_line(line: dict[str, Any]) -> Draft:
-    """The draft of a line that a former run wrote."""
-    text = str(line["messages"][-2]["content"])
-    return Draft(int(line["draw"]), str(line["kind"]), text=text)
+        yield UserPrompt(number, kind, rng.choice(STARTERS[kind]), rng.getrandbits(63))
 
 
 def _words(text: str) -> list[str]:

@@ -21,20 +21,25 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from peagle.errors import InputError
+from peagle.locks import held
 from peagle.model.attention import CausalAttend
 from peagle.model.loader import locate
 from peagle.model.partial import outline
 from peagle.model.target import Target, TargetOutput
-from peagle.vllm.process import SCRIPT_ENVIRONMENT, Process, VllmFailed, environment, look, prepend
+from peagle.vllm.process import Process, VllmFailed, environment, look, prepend
 
 SCRIPT = str(Path(__file__).with_name("capture_script.py"))
 WINDOW = 16_384  # tokens of the documents that are sent together, but for the end of the last one
-FILES = ".vllm"  # folder in that of the capture, one for each part
 ENVIRONMENT = {
-    **SCRIPT_ENVIRONMENT,
     # A document's file is written in the step after its last: only the worker process goes on
     # stepping.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # for every method: only V1 drafts in parallel
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, for target and drafter together
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "TOKENIZERS_PARALLELISM": "false",
     # The token after a document as long as the context is sampled, never run.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
@@ -61,8 +66,9 @@ def through_vllm(
 ) -> Callable[[Sequence[list[int]]], Generator[TargetOutput]]:
     """Run the target by vLLM. Of `target` itself only the last norm is computed, in this process.
 
-    What it returns takes documents' token ids and raises VllmFailed. `output` is the folder of
-    the capture, of which this is a `part`; vLLM's log is put there when it fails.
+    What it returns takes documents' token ids and raises VllmFailed, or InputError while another
+    process makes the same part. `output` is the folder of the capture, of which this is a `part`;
+    vLLM's log is put there when it fails.
     """
     norm = last_norm(target)
     # The last id is the output of the last layer; it may be a feature, and vLLM returns it once.
@@ -84,11 +90,8 @@ def through_vllm(
         return TargetOutput(norm(states[:, -1]), features)
 
     def run(documents: Sequence[list[int]]) -> Generator[TargetOutput]:
-        files = (output / f"{FILES}-{part}").absolute()
+        files = (output / f".vllm-{part}").absolute()
         kept = output / f"vllm-{part}.log"
-        shutil.rmtree(files, ignore_errors=True)  # left by a run that was killed
-        kept.unlink(missing_ok=True)  # left by a run that failed
-        files.mkdir()
         arguments = {
             "tensor_parallel_size": vllm.tensor_parallel,
             "max_model_len": max(map(len, documents)) + 1,  # every document is answered by a token
@@ -98,14 +101,19 @@ def through_vllm(
                 "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layers}},
             },
         }
-        try:
-            with closing(_start(vllm.python, target, arguments, files)) as process:
-                for ids, file in zip(documents, _files(process, documents), strict=True):
-                    yield read(file, ids)
-        except VllmFailed as error:
-            raise VllmFailed(f"{error} (its log is {process.log.rename(kept)})") from error
-        finally:
-            shutil.rmtree(files, ignore_errors=True)
+        files.mkdir(exist_ok=True)
+        with held(files):
+            for left in files.iterdir():  # by a run that was killed
+                left.unlink(missing_ok=True)
+            kept.unlink(missing_ok=True)  # left by a run that failed
+            try:
+                with closing(_start(vllm.python, target, arguments, files)) as process:
+                    for ids, file in zip(documents, _files(process, documents), strict=True):
+                        yield read(file, ids)
+            except VllmFailed as error:
+                raise VllmFailed(f"{error} (its log is {process.log.rename(kept)})") from error
+            finally:
+                shutil.rmtree(files, ignore_errors=True)
 
     return run
 

@@ -28,17 +28,6 @@ print(found[0].metadata["Name"], found[0].version, ",".join(TESTED), sys.prefix)
 """
 PLUGIN = "peagle"  # packages/peagle-vllm, as vLLM lists it
 END_SECONDS = 20  # for a process to end by itself
-# For the script of this folder.
-SCRIPT_ENVIRONMENT = {
-    # One process: a worker process would bind to all cores but one; here OMP_NUM_THREADS rules.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # for every method: only V1 drafts in parallel
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB, for target and drafter together
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 
 class VllmFailed(RuntimeError):
@@ -144,7 +133,7 @@ def gpu_memory() -> int | None:
 
 
 def environment(
-    wanted: Mapping[str, str] = SCRIPT_ENVIRONMENT, given: Mapping[str, str] | None = None
+    wanted: Mapping[str, str], given: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the variables of a vLLM process: those `wanted`, unless they are in `given` (default:
     this process's variables)."""
@@ -194,14 +183,15 @@ class Process:
         return VllmFailed(f"vLLM ended with code {code}: {last_line(log)}")
 
     def close(self) -> None:
-        """End it, by force where it does not end by itself."""
+        """End it, by force where it does not end by itself, or this process is told not to wait."""
         assert self.child.stdin is not None
-        with suppress(BrokenPipeError):
-            self.child.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.child.wait(END_SECONDS)
-        with self.child, suppress(ProcessLookupError):
-            os.killpg(self.child.pid, signal.SIGKILL)
+        try:
+            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                self.child.stdin.close()
+                self.child.wait(END_SECONDS)
+        finally:
+            with self.child, suppress(ProcessLookupError):
+                os.killpg(self.child.pid, signal.SIGKILL)
 
 
 def last_line(text: str) -> str:

@@ -119,7 +119,9 @@ def test_other_lengths_are_refused(target: Path, folder: Path, tmp_path: Path, r
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        (("--shard-mb", 0), None),
+        (("--shard-mb", 0), "shard_mb"),
+        (("--shard-mb", "nan"), "shard_mb"),
+        (("--shard-mb", "inf"), "shard_mb"),
         (("--feature-layers", "3,1"), None),
         (("--feature-layers", "1,9"), None),
         (("--engine", "sglang"), "engine"),

@@ -129,6 +129,28 @@ def test_prompts_of_several_sources(
     assert first != asked("other", *mixed, "--seed", 7)
 
 
+def test_files_in_the_home_folder(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files = (f"--prompts=~/{prompts.name}", "--output=~/made.jsonl")
+    invoke("data", "regenerate", target, *files, "--max-tokens", 1)
+    assert len(read_lines(tmp_path / "made.jsonl")) == 3
+
+
+def test_a_smaller_limit_of_several_sources(target: Path, tmp_path: Path) -> None:
+    """Answers after it stay; they are none to other prompts."""
+    made = tmp_path / "made.jsonl"
+    command: Words = ("data", "regenerate", target, "--output", made, "--max-tokens", 1)
+    for name in ("one", "two"):
+        records = ({"turns": [f"{name} {word}"]} for word in ("cat", "hat", "mat"))
+        command = (*command, "--prompts", write_lines(tmp_path / f"{name}.jsonl", *records))
+    for limit, written in ((3, 3), (2, 0), (4, 1)):
+        assert f"wrote {written} answers" in invoke(*command, "--limit", limit).stderr
+    asked = [record["messages"][0]["content"] for record in read_lines(made)]
+    assert asked == ["one cat", "one hat", "one mat", "two cat"]
+
+
 def test_no_more_prompts_are_read_than_are_answered(
     target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

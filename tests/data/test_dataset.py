@@ -38,7 +38,17 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
     file = write(tmp_path, {"a": 1}, "", line)
     with refused() as caught:
         list(read_records(file))
-    assert str(caught.value) == f"{file}:3: {message}"
+    assert str(caught.value).startswith(f"{file}:3: {message}")
+
+
+@pytest.mark.parametrize("text", ['[\n  {"a": 1}\n]\n', '[{"a": 1}]\n'])
+def test_an_array_of_records_can_be_turned_into_lines(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(text)
+    with refused() as caught:
+        list(read_records(file))
+    assert caught.value.value == Path(f"{file}:1")
+    assert caught.value.fix == "give one JSON object a line: jq -c '.[]' FILE"
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
@@ -59,6 +69,15 @@ def test_prompts(tmp_path: Path) -> None:
     shared = [{"from": "human", "value": "one"}, {"from": "gpt", "value": "x"}]
     file = write(tmp_path, {"turns": ["a", "b"]}, {"messages": TALK}, {"conversations": shared})
     assert read_prompts(file) == [["a", "b"], ["the cat"], ["one"]]
+
+
+def test_a_null_is_no_value(tmp_path: Path) -> None:
+    """A row of a table has the keys of all rows."""
+    row: dict[str, Any] = dict.fromkeys(("turns", "question", "messages", "answer_ids"))
+    file = write(tmp_path, row | {"question": "why?"}, row | {"messages": TALK})
+    assert read_prompts(file) == [["why?"], ["the cat"]]
+    examples = read_examples(write(tmp_path, row | {"messages": TALK}), TOKENIZER, 99)
+    assert list(examples) == encode_documents(TOKENIZER, TALK)
 
 
 @pytest.mark.parametrize("turns", [[], ["a", " "], [3], "", {"a": "b"}, None])
@@ -108,6 +127,19 @@ def test_a_system_prompt_goes_before_records_without_one(tmp_path: Path) -> None
     assert first.asks == [[brief, user("a")], [user("b")]]
     assert second.asks == [[SYSTEM, TALK[0]]]
     assert read_prompts(file) == [["a", "b"], ["the cat"]]
+
+
+def test_a_system_prompt_beside_the_turns(tmp_path: Path) -> None:
+    """It is the record's own, for whatever turns, and trained with."""
+    kind, none = {"system": "be kind"}, {"system": ""}
+    records = [{"turns": ["a"]} | kind, {"messages": TALK} | kind, {"turns": ["a"]} | none]
+    asked = [conversation.asks for conversation in read_conversations(write(tmp_path, *records))]
+    assert asked == [[[SYSTEM, user("a")]], [[SYSTEM, TALK[0]]], [[user("a")]]]
+    first, *_, last = read_conversations(tmp_path / "data.jsonl", "be brief")
+    texts = [conversation.asks[0][0]["content"] for conversation in (first, last)]
+    assert texts == ["be kind", "be brief"]
+    [example] = list(read_examples(write(tmp_path, records[1]), TOKENIZER, 99))
+    assert [example] == encode_documents(TOKENIZER, [SYSTEM, *TALK])
 
 
 def test_template_arguments_override_the_records(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_an_epoch_holds_a_few_bytes_of_each_document(tmp_path: Path, pack: int |
         tracemalloc.start()
         try:
             batches = Batches(documents.only(range(count)), batch=1, pack=pack, seed=0)
-            batches.sequence(batches.steps(1) - 1)
+            batches.sequence(batches.sequences(1) - 1)
             return tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()

@@ -46,9 +46,11 @@ def prompts(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "prompts.jsonl", *({"turns": turns} for turns in TURNS))
 
 
-def regenerate(source: LLM, prompts: Path, *rest: Any, **named: Any) -> int:
+def regenerate(
+    source: LLM, prompts: Path, *rest: Any, limit: int | None = None, **named: Any
+) -> int:
     """Answers written, nothing being too long or failing."""
-    report = answer(source, read_conversations(prompts), *rest, **named)
+    report = answer(source, read_conversations(prompts, limit=limit), *rest, **named)
     assert report[1:] == (0, 0, [])
     return report.answers
 
@@ -116,7 +118,8 @@ def test_a_record_is_on_disk_when_it_and_all_before_it_have_ended(
 
 def test_limit_can_be_raised_and_lowered(quick: Any, prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    assert [regenerate(quick, prompts, output, GREEDY, n) for n in (1, 4, 2, None)] == [1, 6, 0, 1]
+    written = [regenerate(quick, prompts, output, GREEDY, limit=n) for n in (1, 4, 2, None)]
+    assert written == [1, 6, 0, 1]
     assert [record["record"] for record in read_lines(output)] == [0, 1, 1, 1, 2, 3, 3, 4]
 
 
@@ -146,10 +149,18 @@ def test_answers_to_other_prompts_are_left_alone(quick: Any, prompts: Path, tmp_
     before = output.read_text() + '{"record": 4, "mess'
     output.write_text(before)
     other = write_lines(tmp_path / "other.jsonl", *({"turns": turns} for turns in TURNS[::-1]))
-    for asked in (read_conversations(other), read_conversations(prompts, "be brief")):
+    with_tools = write_lines(
+        tmp_path / "tools.jsonl", *({"turns": turns, "tools": [{"name": "f"}]} for turns in TURNS)
+    )
+    for asked in (
+        read_conversations(other),
+        read_conversations(prompts, "be brief"),
+        read_conversations(prompts, None, {"think": False}),
+        read_conversations(with_tools),
+    ):
         with refused("output") as error:
             answer(quick, asked, output, GREEDY)
-        assert error.value.why == "holds answers to other prompts"
+        assert error.value.why.startswith("holds answers to other prompts")
         assert output.read_text() == before
 
 
@@ -221,6 +232,7 @@ def test_template_arguments_and_tools_are_used_and_recorded(tmp_path: Path) -> N
     assert (line["tools"], line["template_args"]) == (tools, {"mood": "gay"})
     assert [m["role"] for m in line["messages"]] == ["system", "user", "assistant"]
     assert llm.tokenizer.decode(line["prompt_ids"]).startswith('gay[{"name": "look"}]')
+    assert answer(llm, conversations, output, GREEDY).answers == 0, "the next run knows them"
 
 
 def test_a_conversation_that_the_template_refuses_is_named(prompts: Path, tmp_path: Path) -> None:

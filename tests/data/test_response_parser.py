@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import thinking
+from json_files import read_lines
 from stand_in import Answers, answering
 from tiny import make_tokenizer
 
@@ -72,6 +73,25 @@ def test_calls(answer: str) -> None:
 def test_an_answer_that_breaks_the_format_stays_text(arguments: str) -> None:
     broken = CALL.replace('{"at": "mat"}', arguments)
     assert message(broken) == {"role": "assistant", "content": "as it is"}
+
+
+def test_half_of_a_character_in_a_call(tmp_path: Path) -> None:
+    """JSON can escape it. No file can hold it, nor can the next prompt."""
+    half = CALL.replace("mat", "\\ud83d mat")
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    prompts.write_text('{"turns": ["the cat?", "and then"]}\n')
+    said = iter([half, FINAL])
+
+    def generate(rows: list[list[int]], params: SamplingParams) -> Answers:
+        return enumerate(Completion("so", ids(next(said)), "stop", Stats(), []) for _ in rows)
+
+    llm = answering(TOKENIZER, 512, generate)
+    params = SamplingParams(max_tokens=32)
+    assert regenerate(llm, read_conversations(prompts), output, params).answers == 2
+    first, second = read_lines(output)
+    assert first["answer_ids"] == ids(half)
+    [call] = second["messages"][1]["tool_calls"]
+    assert call["function"]["arguments"] == {"at": "\N{REPLACEMENT CHARACTER} mat"}
 
 
 def test_other_models_speak_plainly() -> None:

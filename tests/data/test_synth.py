@@ -1,6 +1,7 @@
 """The target writes prompts and answers them; a stopped run goes on as if it never had been."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,20 @@ def test_a_larger_count_continues_and_is_reported(llm: LLM, tmp_path: Path) -> N
     assert file.read_bytes().startswith(before)
     assert progress[0] == (3, 6) and progress[-1] == (6, 6)
     assert synthesize(llm, file, few).written == 0
+
+
+def test_records_of_other_settings_are_left_alone(llm: LLM, made: Path, tmp_path: Path) -> None:
+    """Those with the same system prompt are known."""
+    more, own = replace(CONFIG, count=11), tmp_path / "own.jsonl"
+    brief = SynthConfig(1, max_tokens=2, system="be brief")
+    written = [synthesize(llm, own, replace(brief, count=n)).written for n in (1, 2)]
+    assert written == [1, 1]
+    before = made.read_bytes()
+    for other in (replace(more, system="be brief"), replace(more, template_args={"think": False})):
+        with refused("output") as error:
+            synthesize(llm, made, other)
+        assert "another system prompt or template arguments" in error.value.why
+    assert made.read_bytes() == before
 
 
 def test_another_seed_gives_other_records(made: Path, llm: LLM, tmp_path: Path) -> None:

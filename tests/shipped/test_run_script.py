@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -62,6 +63,17 @@ import os, sys
 os.setsid()
 os.execvp(sys.argv[5], sys.argv[5:])
 """
+# Makes what is missing, as heads/data.sh does.
+DATA = """#!/bin/sh
+[ -f "$2/greedy.jsonl" ] || echo {} >"$2/greedy.jsonl"
+"""
+
+
+def stand_in(file: Path, script: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    # Not the python3 of PATH: that may put folders of its own before the stand-ins.
+    file.write_text(script.replace("/usr/bin/env python3", sys.executable))
+    file.chmod(0o755)
 
 
 @pytest.fixture
@@ -84,21 +96,19 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (data / "measured.jsonl").write_text("{}\n")
     sums = subprocess.run(["sha256sum", "greedy.jsonl"], cwd=data, capture_output=True, check=True)
     (heads / "run.sha256").write_bytes(sums.stdout)
-    (tmp_path / "bin").mkdir()
-    for name, script in (("peagle", PEAGLE), ("setsid", SETSID)):
-        stand_in = tmp_path / "bin" / name
-        stand_in.write_text(script)
-        stand_in.chmod(0o755)
+    stand_in(heads / "data.sh", DATA)
+    for name, script in (("peagle", PEAGLE), ("setsid", SETSID), ("python", "#!/bin/sh\n")):
+        stand_in(tmp_path / "bin" / name, script)
     yield made
     run(made, "stop")
     wait(lambda: "stopped" in run(made, "status").stdout)
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, clone: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command, *rest = words
     path = f"{folder.parent / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
-        [ROOT / "heads" / "run.sh", command, folder, *rest],
+        [clone / "heads" / "run.sh", command, folder, *rest],
         env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -136,12 +146,65 @@ def test_a_run_is_started_paused_stopped_and_goes_on(folder: Path) -> None:
     first = (folder / "calls").read_text().splitlines()
     assert [line.split()[:2] for line in first] == [["data", "capture"], ["train", "smollm2-135m"],
                                                     ["train", "smollm2-135m"]]  # fmt: skip
-    assert not any("--resume" in line for line in first)
     assert all("--max-train-tokens 14500000" in line for line in first[1:])
     run(folder, "start")
-    wait(lambda: len((folder / "calls").read_text().splitlines()) >= 6)
-    again = (folder / "calls").read_text().splitlines()[3:6]
-    assert ["--resume" in line for line in again] == [False, True, True]
+    wait(lambda: len((folder / "calls").read_text().splitlines()) >= 5)
+    again = (folder / "calls").read_text().splitlines()[3:5]
+    assert [line.split()[0] for line in again] == ["train", "train"], "the part is captured"
+    # Where a run was killed before its first checkpoint, it begins.
+    assert all("--resume auto" in line for line in first[1:] + again)
+
+
+def test_a_start_links_its_files_and_copies_the_whole_tree(tmp_path: Path) -> None:
+    """Files of any names, and others later; half a copy that another start left is none."""
+    clone, folder = tmp_path / "clone", tmp_path / "run"
+    stand_in(tmp_path / "bin" / "peagle", PEAGLE)
+    stand_in(tmp_path / "bin" / "setsid", SETSID)
+    (clone / "peagle").mkdir(parents=True)
+    (clone / "heads").mkdir()
+    shutil.copy(ROOT / "heads" / "run.sh", clone / "heads")
+    (folder / "tree.new" / "half").mkdir(parents=True)
+    names = ("train_prompts", "answers_smollm2", "more_answers_smollm2")
+    for text in ("one", "two"):
+        files = [tmp_path / f"{text}-{number}.gz" for number in range(3)]
+        for file in files:
+            file.write_text(file.name)
+        assert run(folder, "start", *map(str, files), clone=clone).returncode == 0
+        wait(lambda: "stopped" in run(folder, "status").stdout)
+        linked = [(folder / "data" / f"{name}.jsonl.gz").read_text() for name in names]
+        assert linked == [file.name for file in files]
+    assert sorted(path.name for path in (folder / "tree").iterdir()) == ["heads", "peagle"]
+    assert not (folder / "tree.new").exists()
+
+
+def test_another_process_with_its_number_is_let_alone(folder: Path) -> None:
+    """As after a reboot."""
+    run(folder, "start")
+    wait((folder / "calls").exists)
+    run(folder, "stop")
+    wait(lambda: "stopped" in run(folder, "status").stdout)
+    group = folder / "group"
+    number = group.read_text().split()[0]
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as other:
+        try:
+            group.write_text(group.read_text().replace(number, str(other.pid), 1))
+            assert "stopped" in run(folder, "status").stdout
+            assert "not running" in run(folder, "stop").stderr
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_a_part_that_is_half_captured_is_none(folder: Path) -> None:
+    peagle = folder.parent / "bin" / "peagle"
+    peagle.write_text(PEAGLE.replace("    sys.exit()", "    sys.exit(1)"))
+    run(folder, "start")
+    wait(lambda: "stopped" in run(folder, "status").stdout)
+    assert run(folder, "status").stdout.splitlines()[0].endswith("captured: ")
+    assert [part.name for part in (folder / "captured").iterdir()] == [".mixed"]
+    peagle.write_text(PEAGLE)
+    run(folder, "start")
+    wait((folder / "captured" / "mixed").is_dir)
 
 
 def test_the_next_part_is_captured_when_the_last_was_seen_enough(folder: Path) -> None:
@@ -222,6 +285,14 @@ def test_data_that_changed_are_named(folder: Path) -> None:
     assert not (folder / "calls").exists()
 
 
+def test_data_that_were_deleted_are_made_again(folder: Path) -> None:
+    """As that error tells to."""
+    (folder / "data" / "greedy.jsonl").unlink()
+    run(folder, "start")
+    wait((folder / "calls").exists)
+    assert "run.sha256" not in (folder / "log").read_text()
+
+
 def test_bad_calls(tmp_path: Path) -> None:
     script = ROOT / "heads" / "run.sh"
     assert subprocess.run([script], capture_output=True, check=False).returncode == 2
@@ -237,14 +308,11 @@ Gpu = Callable[[], subprocess.CompletedProcess[str]]
 def gpu(tmp_path: Path) -> Gpu:
     """Runs heads/gpu.sh for 80 seconds, in the folder `run`, which has seven prompts to answer."""
     heads = tmp_path / "heads"
-    (tmp_path / "bin").mkdir()
     heads.mkdir()
     shutil.copy(ROOT / "heads" / "gpu.sh", heads)
     control = "nvidia-cuda-mps-control"
     for name, script in (("python", PYTHON), ("date", DATE), (control, "#!/bin/sh\n")):
-        stand_in = tmp_path / "bin" / name
-        stand_in.write_text(script)
-        stand_in.chmod(0o755)
+        stand_in(tmp_path / "bin" / name, script)
     ask = tmp_path / "run" / "ask"
     ask.mkdir(parents=True)
     (ask / "greedy.jsonl").write_text("".join(f'{{"prompt_ids": [{n}]}}\n' for n in range(7)))
@@ -273,6 +341,17 @@ def test_a_gpu_that_answers_nothing(tmp_path: Path, gpu: Gpu) -> None:
     assert failed.returncode == 1 and "no answers were made" in failed.stderr
     calls = (tmp_path / "run" / "python_calls").read_text().splitlines()
     assert calls.count("ended") == 2 and not any("pack.py" in call for call in calls)
+
+
+def test_a_training_that_fails_on_a_gpu_is_told(tmp_path: Path, gpu: Gpu) -> None:
+    """Whichever of the two it is."""
+    waiting = "while [ ! -f ready ]; do sleep 0.05; done"
+    fails = PYTHON.replace(waiting, f"{waiting}; [ $2 != p-eagle ]")
+    stand_in(tmp_path / "bin" / "python", fails)
+    failed = gpu()
+    assert failed.returncode == 1 and "a training failed" in failed.stderr
+    calls = (tmp_path / "run" / "python_calls").read_text().splitlines()
+    assert not any("pack.py" in call for call in calls)
 
 
 def test_a_gpu_runs_again_in_one_folder(tmp_path: Path, gpu: Gpu) -> None:

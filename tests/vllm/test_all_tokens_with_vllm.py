@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import make_drafter, make_target, save_target
 
 from peagle.heads.save import save_drafter
+from peagle.vllm.capture import ENVIRONMENT
 from peagle.vllm.head import ALL_DRAFTED
 from peagle.vllm.process import environment, look, older
 
@@ -36,11 +37,10 @@ def test_a_head_that_drafts_all_tokens(tmp_path: Path, vllm_python: str) -> None
     save_file(load_file(file) | {"d2t": torch.zeros_like(head.d2t)}, file)
     folder = save_target(target, tmp_path / "target")
     loads = {}
+    environ = environment({**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
     for name in ("ours", "theirs"):
         command = [vllm_python, "-c", LOAD, str(folder), str(tmp_path / name)]
-        run = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment()
-        )
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
         loads[name] = run.returncode == 0
         assert loads[name] or "draft_id_to_target_id" in run.stderr, run.stderr[-2000:]
     assert loads == {"ours": True, "theirs": older(look(Path(vllm_python)).version, ALL_DRAFTED)}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
+from peagle.vllm.capture import ENVIRONMENT
 from peagle.vllm.process import environment, look, older
 from peagle.vllm.serve import WIDER_GROUPS, Kind, kinds, one_group
 
@@ -84,7 +85,8 @@ def test_groups_are_those_of_vllm(vllm_python: str) -> None:
     cases = [(kinds, OWN, draft) for kinds in TARGETS.values() for draft in (1, 2, 4, 6, 8)]
     ours = [one_group(*case, slack) for case in cases]
     command = [vllm_python, "-c", ASK, json.dumps(cases)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    environ = environment(ENVIRONMENT)
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     assert run.returncode == 0, run.stderr[-2000:]
     assert json.loads(run.stdout.splitlines()[-1]) == ours
     assert {True, False} == set(ours)

@@ -1,5 +1,6 @@
 """Interpreters that have vLLM, the engine where none is named, and processes of vLLM."""
 
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -154,7 +155,7 @@ def started(tmp_path: Path) -> Callable[[str], Process]:
 
     def start(script: str) -> Process:
         command = [sys.executable, "-c", script]
-        return Process(command, environment(), tmp_path / "log")
+        return Process(command, environment({}), tmp_path / "log")
 
     return start
 
@@ -179,3 +180,27 @@ def test_its_workers_end_with_it(started: Callable[[str], Process]) -> None:
     with closing(started(script)) as process:
         worker = psutil.Process(process.receive())
     worker.wait(10)
+
+
+def test_a_second_interrupt_ends_it_at_once(
+    started: Callable[[str], Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not end with its input; it would keep the GPUs."""
+    process = started("import time; print(1, flush=True); time.sleep(100)")
+    process.receive()
+    wait = process.child.wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait()
+
+    monkeypatch.setattr(process.child, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        process.close()
+    assert process.child.returncode == -signal.SIGKILL
+
+
+def test_variables_that_are_given_win() -> None:
+    wanted = {"A": "1", "B": "2"}
+    assert environment(wanted, {"B": "3"}) == {"VLLM_NO_USAGE_STATS": "1", "A": "1", "B": "3"}

@@ -14,6 +14,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.heads.find import find_head
 from peagle.model.loader import locate
+from peagle.vllm.capture import ENVIRONMENT
 from peagle.vllm.process import environment
 
 pytestmark = pytest.mark.vllm
@@ -73,8 +74,9 @@ def test_parameters_mean_the_same(tmp_path: Path, vllm_python: str) -> None:
     question = {"target": locate(TARGET)[0], "cases": CASES, "max_tokens": MAX_TOKENS}
     asked.write_text(json.dumps(question | {"prompts": prompts}))
     command = [vllm_python, "-c", SCRIPT, str(asked), str(answered)]
+    environ = environment({**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
     run = subprocess.run(
-        command, capture_output=True, text=True, timeout=1200, check=False, env=environment()
+        command, capture_output=True, text=True, timeout=1200, check=False, env=environ
     )
     assert run.returncode == 0, f"vLLM failed:\n{run.stderr[-4000:]}"
     theirs = iter(json.loads(answered.read_text()))

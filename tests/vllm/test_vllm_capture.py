@@ -210,6 +210,26 @@ def test_a_killed_vllm_is_named_and_the_capture_goes_on(
     check_same(tmp_path / "both", target, data, tmp_path / "transformers")
 
 
+def test_two_runs_do_not_make_the_same_part(
+    tmp_path: Path, target: Target, data: list[Example]
+) -> None:
+    """A second run leaves the files of the first alone; those that a killed one left go."""
+    left = tmp_path / ".vllm-1" / "left.safetensors"
+    left.parent.mkdir()
+    left.touch()
+    run, other = (
+        through_vllm(Vllm(Path(sys.executable)), target, LAYERS, tmp_path, part) for part in (1, 2)
+    )
+    first = run(ids_of(data))
+    next(first)
+    assert not left.exists()
+    with refused("output"):
+        next(run(ids_of(data)))
+    assert len(list(other(ids_of(data)))) == len(data)
+    assert len(list(first)) == len(data) - 1
+    assert not left.parent.exists()
+
+
 def test_vllm_is_not_started_when_nothing_is_left(
     tmp_path: Path, target: Target, data: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
