@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from peagle.catalog import model_name
+from peagle.catalog import METHODS, model_name
 from peagle.cli.options import flag, with_flags
 from peagle.errors import InputError, check_at_least
 from peagle.files import writing
@@ -34,11 +34,13 @@ LOG_SECONDS = 30.0  # between lines about progress, where stderr is no terminal
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 VllmPythonOption = Annotated[Path | None, typer.Option(envvar="PEAGLE_VLLM_PYTHON")]
-VLLM_DEVICES = ("auto", "cuda")  # values of --device that vLLM on a GPU serves, too
 LEAVE_OUT = "leave it out, or set `engine` to native"
-# Options of the native engine only: why vLLM has none, and what to do with vLLM.
+# Options of the native engine only: why vLLM has none, and what to do with vLLM. Of two of them
+# vLLM has these values.
+VLLMS = {"device": ("auto", "cuda"), "method": (*METHODS, "none")}
 NOT_VLLMS = {
     "nodes": ("drafts chains only", "give `k`"),
+    "method": ("drafts by heads only", LEAVE_OUT),
     "no_lookup": ("drafts by the head alone", LEAVE_OUT),
     "device": ("finds its devices itself", LEAVE_OUT),
     "quantize": ("has its own --quantization", "give that after -- of peagle serve"),
@@ -91,7 +93,7 @@ class ModelOptions:
     quantize: str | None = None
 
     @property
-    def drafting(self) -> str | None:
+    def chosen_method(self) -> str | None:
         """The chosen method; None: the head's. Raises InputError for options that exclude it, and
         for K below 1."""
         check_at_least(1, k=self.k)
@@ -117,7 +119,7 @@ def open_llm(
     from peagle.heads.find import check_drafts, find_head
     from peagle.model.template import use_template
 
-    method = options.drafting
+    method = options.chosen_method
     head = find_head(target, options.head, method)  # before the target takes its time to load
     check_drafts(target, head, options.k)
     device = announced_device(options.device)
@@ -134,9 +136,13 @@ def open_llm(
 
 
 def make_engine(llm: "LLM") -> None:
-    """Make the engine, which measures for some seconds where no earlier run did."""
+    """Make the engine, which measures for some seconds where no earlier run did. Raises InputError
+    where its KV cache holds no request."""
     with screen.status("preparing the engine (a new machine is measured first)"):
-        assert llm.engine
+        context = llm.context
+    if context < 2:
+        why = "has no room for a prompt and its answer"
+        raise InputError(why, field="kv_tokens", value=llm.kv_tokens, fix="raise it")
 
 
 def open_target(
@@ -193,16 +199,14 @@ def announced_device(name: str) -> str:
 def resolve_engine(
     named: Literal["auto", "native", "vllm"],
     python: Path | None,
-    options: Collection[str],
-    device: str,
+    options: Mapping[str, object],
 ) -> Literal["native", "vllm"]:
     """The engine of `--engine`; what auto selects on a GPU machine is printed on stderr.
 
-    Those of the given `options` that vLLM lacks select the native engine with auto, and are
-    refused with vllm.
+    `options`: those of NOT_VLLMS that are given, with their values. What vLLM lacks of them selects
+    the native engine with auto, and is refused with vllm.
     """
-    shared = ("device",) if device in VLLM_DEVICES else ()
-    lacking = [name for name in NOT_VLLMS if name in options and name not in shared]
+    lacking = [name for name, value in options.items() if value not in VLLMS.get(name, ())]
     if named == "vllm" and lacking:
         why, fix = NOT_VLLMS[lacking[0]]
         raise InputError(f"vLLM {why}", field=lacking[0], fix=fix)
@@ -210,10 +214,10 @@ def resolve_engine(
         return named
     choice = default_engine(python)
     if choice.engine == "vllm" and lacking:
-        why = f"vLLM has no {flag(lacking[0])}; without it, vLLM is used"
+        why = f"vLLM {NOT_VLLMS[lacking[0]][0]}; without {flag(lacking[0])}, vLLM is used"
         screen.print(f"engine: native, because {why}")
         return "native"
-    if choice.why and device != "cpu":
+    if choice.why and options.get("device") != "cpu":
         screen.print(with_flags(choice.why), markup=False)
     return choice.engine
 

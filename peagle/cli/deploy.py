@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -12,19 +12,18 @@ import typer
 from peagle.catalog import Entry, find_entry, known_entry
 from peagle.catalog_fields import is_hub_id
 from peagle.cli.common import failing
-from peagle.cli.options import App, Fields, group_with_default, refuse_idle
+from peagle.cli.options import App, group_with_default, refuse_idle
 from peagle.deploy import kubernetes, sagemaker
 from peagle.deploy.plan import Choices, DeployFailed, make_plan, profile_flags, resource_name
 from peagle.deploy.sagemaker import Account
 from peagle.errors import InputError, check_at_least
 from peagle.vllm.flags import flag_options
 
-OF_AN_ACCOUNT = ("role", "weights", "subnets", "security_groups", "kms_key", "token_secret")
 ELSEWHERE = ("gpu", "image", "replicas", "max_replicas")
 ONLY_AT = {  # options that do nothing at other places
     "local": (),
     "kubernetes": ("namespace", "form", *ELSEWHERE),
-    "sagemaker": ("instance_type", *OF_AN_ACCOUNT, *ELSEWHERE),
+    "sagemaker": ("region", "instance_type", *Account.__annotations__, *ELSEWHERE),
 }
 _report = partial(typer.echo, err=True)
 app = App(cls=group_with_default("start"), no_args_is_help=True)
@@ -58,7 +57,7 @@ def start(
     choices: Choices,
     dry_run: bool = False,
     yes: bool = False,
-    account: Annotated[Account, Fields(*OF_AN_ACCOUNT)],
+    account: Account,
 ) -> None:
     """Start a model, or bring a running one to these options.
 
@@ -88,13 +87,13 @@ def start(
             raise typer.Exit(kubernetes.run(kubernetes.command(plan, form, namespace), text))
         typer.echo(text, nl=False)
     elif dry_run:
-        typer.echo(sagemaker.template(plan, replace(account, region=where.region)), nl=False)
+        typer.echo(sagemaker.template(plan, account, where.region), nl=False)
     else:
         region = _region(where)
         instances = f"{plan.replicas} × {plan.instance_type}"
         _ask(f"start {name} on {instances} in {region}, which costs money", yes)
         with failing(DeployFailed):
-            sagemaker.apply(plan, replace(account, region=region), _report)
+            sagemaker.apply(plan, account, region, _report)
         typer.echo(f"endpoint {plan.resource} in {region} is in service")
 
 
@@ -112,6 +111,7 @@ def delete(name: str, *, where: Where, yes: bool = False) -> None:
 
 @app.command()
 def invoke(
+    context: typer.Context,
     name: str,
     *,
     where: Where,
@@ -125,10 +125,12 @@ def invoke(
     prompt: Question to ask.
     max_tokens: Maximum number of tokens of the answer.
     url: Address of the server, not with --to sagemaker. On Kubernetes, forward a port first.
-    api_key: API key of the server.
+    api_key: API key of the server, not with --to sagemaker.
     """
     from peagle.deploy.invoke import acceptance, ask, drafted, over_http, question
 
+    idle = ("url", "api_key") if where.to == "sagemaker" else ("region",)
+    refuse_idle(context, idle, f"with --to {where.to}")
     check_at_least(1, max_tokens=max_tokens)
     body = question(name, prompt, max_tokens)
     show = partial(typer.echo, nl=False)

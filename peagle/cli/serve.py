@@ -5,8 +5,8 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 PAGES = "peagle.server.middleware.Pages"  # serves the console in front of vLLM
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 # These are checked here; of a flag given twice, vLLM takes the last.
-OPTIONS_OF_SERVE = ("--host", "--port", "--api-key", "--model")
+OPTIONS_OF_SERVE = ("--host", "--port", "--api-key", "--model", "--served-model-name")
 VLLM_FLAGS = typer.Argument(metavar="[-- VLLM_FLAGS...]", show_default=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+class Serving(NamedTuple):
     """A running server, as its start is announced."""
 
     model: str  # as clients call it
@@ -119,12 +118,13 @@ def serve(
 
     model = served_model_name or model_name(target)
     check_host(host, api_key, allow_no_key)
-    named = [name for name in common.NOT_VLLMS if given(context, name)]
-    if common.resolve_engine(engine, vllm_python, named, options.device) == "vllm":
+    check_at_least(1, max_batch=max_batch)
+    named = {name: context.params[name] for name in common.NOT_VLLMS if given(context, name)}
+    if common.resolve_engine(engine, vllm_python, named) == "vllm":
         from peagle.vllm.serve import ServeSettings
 
         settings = ServeSettings(
-            target=target, head=options.head, method=options.drafting, k=options.k, host=host,
+            target=target, head=options.head, method=options.chosen_method, k=options.k, host=host,
             port=port, api_key=api_key, max_batch=max_batch, model=model,
             chat_template=options.chat_template, dtype=options.dtype, force=options.force,
             python=vllm_python, flags=vllm_flags or [],

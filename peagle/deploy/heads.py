@@ -12,7 +12,7 @@ from peagle.vllm.flags import P_EAGLE_SINCE
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RemoteHead:
     """A head, or none: then all are None or empty."""
 
     name: str | None = None  # hub id[@revision] or s3:// folder
@@ -24,7 +24,7 @@ class Head:
     flags: VllmFlags = field(default_factory=dict)  # without which vLLM does not load it
 
 
-def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> Head:
+def choose(name: str, entry: Entry, asked: RemoteHead, *, place: str, engine: str) -> RemoteHead:
     """The named head, else the catalog's head of the named method, else the catalog's best.
 
     Warns if there is none. Raises InputError for a head that the engine there cannot read.
@@ -34,7 +34,7 @@ def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> 
     method = asked.method or next((each for each in METHODS if each in entry.heads), None)
     if method is None:
         warn(f"{name} has no head: nothing will draft; name one with `head`")
-        return Head()
+        return RemoteHead()
     if method not in entry.heads:
         why = f"the catalog has no such head for {name}"
         raise InputError(why, field="method", value=method, fix="name one with `head`")
@@ -45,15 +45,15 @@ def choose(name: str, entry: Entry, asked: Head, *, place: str, engine: str) -> 
     return _of_catalog(entry, method)
 
 
-def _of_catalog(entry: Entry, method: str) -> Head:
+def _of_catalog(entry: Entry, method: str) -> RemoteHead:
     known = entry.heads[method]
     if isinstance(entry.target, PackagedGGUF) and method == METHODS[0]:
-        return Head(method=method)  # an image has it; the engine finds it by the target's name
+        return RemoteHead(method=method)  # in the image, where the target's name finds it
     if known.hub is None:
         raise _elsewhere(str(known.folder))
     parallel = method in PARALLEL_METHODS
     since = known.min_vllm or (P_EAGLE_SINCE if parallel else None)
-    return Head(known.hub, method, known.k, since, known.below_vllm, v1=parallel)
+    return RemoteHead(known.hub, method, known.k, since, known.below_vllm, v1=parallel)
 
 
 def _elsewhere(head: str) -> InputError:
@@ -61,7 +61,7 @@ def _elsewhere(head: str) -> InputError:
     return InputError(why, field="head", value=head, fix="upload it with `hf upload`")
 
 
-def _named(head: str, method: str | None, entry: Entry, place: str, engine: str) -> Head:
+def _named(head: str, method: str | None, entry: Entry, place: str, engine: str) -> RemoteHead:
     """The head with a hub id or in a folder on S3."""
     on_s3 = head.startswith("s3://") and place == "sagemaker" and engine == "vllm"
     there = on_s3 or is_hub_id(head)
@@ -73,10 +73,10 @@ def _named(head: str, method: str | None, entry: Entry, place: str, engine: str)
                 if each.target != entry.target:
                     warn(f"head {head}: it is for {each.target}, and may not fit {entry.target}")
                 return _of_catalog(each, kind)
-    return Head(head, method) if engine == "native" else _read(head, method, entry)
+    return RemoteHead(head, method) if engine == "native" else _read(head, method, entry)
 
 
-def _read(head: str, method: str | None, entry: Entry) -> Head:
+def _read(head: str, method: str | None, entry: Entry) -> RemoteHead:
     """A head elsewhere by its config.json, as vLLM will read it. Raises InputError for the head of
     another target; warns where that cannot be seen, as with a target on S3."""
     from peagle.vllm.head import check_for_vllm, check_sizes, target_config  # noqa: PLC0415
@@ -96,8 +96,8 @@ def _read(head: str, method: str | None, entry: Entry) -> Head:
     if target is not None:
         check_sizes(needs.keys, target)
     whole = cache_flags(needs.drafter, target, WIDER_GROUPS)
-    v1 = bool(needs.environ)
-    return Head(head, needs.method, needs.k, needs.since.version, needs.below, v1=v1, flags=whole)
+    needed = (needs.method, needs.k, needs.since.version, needs.below)
+    return RemoteHead(head, *needed, v1=bool(needs.environ), flags=whole)
 
 
 def warn(text: str) -> None:

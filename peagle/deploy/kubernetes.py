@@ -25,8 +25,8 @@ OWN_FIELDS = {
 }
 
 
-def rendered(plan: Plan, form: str, namespace: str = "default", *, pinned: bool = False) -> str:
-    """The deployment as YAML, after the commands that it wants; `pinned`: on nodes with such a GPU
+def rendered(plan: Plan, form: str, namespace: str, *, pinned: bool) -> str:
+    """The deployment as YAML, after the commands to run first; `pinned`: on nodes with such a GPU
     only. Raises InputError for what a form cannot do."""
     if form not in COMMANDS:
         fix = f"choose one of {', '.join(COMMANDS)}"

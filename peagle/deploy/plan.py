@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from peagle.catalog import PARALLEL_METHODS, Entry, PackagedGGUF, did_you_mean
 from peagle.catalog_fields import VllmFlags
 from peagle.deploy.data import Image, facts
-from peagle.deploy.heads import Head, choose, warn
+from peagle.deploy.heads import RemoteHead, choose, warn
 from peagle.errors import InputError, check_at_least
 from peagle.vllm import flags
 from peagle.vllm.process import numbers
@@ -74,9 +74,6 @@ class Choices:
             raise InputError(why, field="max_replicas", value=self.max_replicas)
 
 
-DEFAULTS = Choices()
-
-
 class Hardware(NamedTuple):
     """GPUs, and the instance type that has them."""
 
@@ -125,15 +122,16 @@ class Plan:
         return (model, *flags.flag_options(self.options))
 
 
-def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) -> Plan:
+def make_plan(name: str, entry: Entry, place: str, choices: Choices) -> Plan:
     """Decide a deployment of a catalog entry. Raises InputError for choices that do not start."""
     packaged = isinstance(entry.target, PackagedGGUF)
     if packaged and choices.engine == "vllm":
         why = f"{name} is a GGUF file in a wheel, which vLLM cannot read"
         raise InputError(why, field="engine", value="vllm", fix="choose native")
     engine: Engine = choices.engine or ("native" if packaged else "vllm")
-    head = choose(name, entry, Head(choices.head, choices.method), place=place, engine=engine)
-    if choices.k is not None and head == Head():
+    asked = RemoteHead(choices.head, choices.method)
+    head = choose(name, entry, asked, place=place, engine=engine)
+    if choices.k is not None and head == RemoteHead():
         why = f"{name} has no head"
         raise InputError(why, field="k", value=choices.k, fix="name one with `head`")
     hardware = _hardware(name, entry, place, choices)
@@ -152,16 +150,15 @@ def make_plan(name: str, entry: Entry, place: str, choices: Choices = DEFAULTS) 
         replicas=choices.replicas, max_replicas=choices.max_replicas,
     )  # fmt: skip
     if engine == "vllm":
-        return _with_vllm(plan, entry, head, choices.load, profile)
+        return _with_vllm(plan, entry, head, choices.load or flags.usual_load(entry), profile)
     device = "cuda" if plan.gpus else None
     options = {"head": head.name, "k": plan.k, "max-batch": choices.load, "device": device}
     given = {option: value for option, value in options.items() if value is not None}
     return replace(plan, options=given | {"served-model-name": name, "engine": engine})
 
 
-def _with_vllm(plan: Plan, entry: Entry, head: Head, load: int | None, profile: VllmFlags) -> Plan:
+def _with_vllm(plan: Plan, entry: Entry, head: RemoteHead, load: int, profile: VllmFlags) -> Plan:
     """The plan with vLLM's options and variables."""
-    load = load or flags.usual_load(entry)
     memory = facts().gpus[plan.gpu].memory if plan.gpu else None
     k = plan.k or (head.k and flags.k_for_load(head.k, load, memory))
     options: dict[str, Any] = {"served-model-name": plan.name}
@@ -225,7 +222,7 @@ def _gpu(choices: Choices, place: str) -> str:
     return instances[kind]
 
 
-def _image(entry: Entry, head: Head, place: str, named: str | None, engine: str) -> Image:
+def _image(entry: Entry, head: RemoteHead, place: str, named: str | None, engine: str) -> Image:
     """The named image, else the newest known one of vLLM that reads target and head. Raises
     InputError for one that does not; warns of one that may not."""
     if named and ":" not in named.rpartition("/")[2]:

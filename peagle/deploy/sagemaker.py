@@ -26,7 +26,6 @@ Report = Callable[[str], None]
 class Account:
     """Rights, network and weights of a deployment.
 
-    region: AWS region; a template needs none.
     SageMaker:
     role: ARN of the execution role. Default: one that is made with the endpoint.
     weights: Folder on S3 with the target's files, s3://BUCKET/FOLDER. Default: from the hub, at
@@ -37,7 +36,6 @@ class Account:
     token_secret: Name of the secret in Secrets Manager that is the hub's token, for gated models.
     """
 
-    region: str | None = None
     role: str | None = None
     weights: str | None = None
     subnets: tuple[str, ...] = ()
@@ -55,16 +53,16 @@ class Account:
             raise InputError(why, field="subnets", value=list(self.subnets), fix=fix)
 
 
-def template(plan: Plan, account: Account) -> str:
-    """The stack's template, in YAML. Raises InputError for an image or a head that SageMaker cannot
-    fetch."""
+def template(plan: Plan, account: Account, region: str | None = None) -> str:
+    """The stack's template, in YAML, the same for every region. Raises InputError for an image or a
+    head that SageMaker cannot fetch; in `region` alone, where one is named."""
     head = plan.head or ""
     aws_images = [each.name for each in facts().images if each.place == "sagemaker"]
     registries = facts().registries if plan.image in aws_images else {}
-    if registries and account.region not in (None, *registries):
+    if registries and region not in (None, *registries):
         why = "AWS publishes no image of vLLM there"
         fix = "choose another, or `image`"
-        raise InputError(why, field="region", value=account.region, fix=fix)
+        raise InputError(why, field="region", value=region, fix=fix)
     if not registries and ".dkr.ecr." not in plan.image:
         why = "SageMaker takes images from ECR only"
         raise InputError(why, field="image", value=plan.image, fix="push it there")
@@ -90,7 +88,7 @@ def failures() -> Iterator[None]:
         raise DeployFailed(first_line(error)) from error
 
 
-def client_of(service: str, region: str | None) -> Any:
+def client_of(service: str, region: str) -> Any:
     import boto3  # noqa: PLC0415
 
     return boto3.client(service, region_name=region)
@@ -164,12 +162,12 @@ class Stack:
 
 
 @failures()
-def apply(plan: Plan, account: Account, report: Report) -> None:
+def apply(plan: Plan, account: Account, region: str, report: Report) -> None:
     """Create the stack, or update it, and wait for the endpoint. A creation that fails leaves
     nothing; an update that fails is rolled back."""
-    body = template(plan, account)
-    _check_weights(plan, account)
-    stack = Stack(client_of("cloudformation", account.region), plan.resource, report)
+    body = template(plan, account, region)
+    _check_weights(plan, account, region)
+    stack = Stack(client_of("cloudformation", region), plan.resource, report)
     there = stack.identity()
     state = there and stack.rest(there)
     if state in (None, "DELETE_COMPLETE"):  # the latter: a creation that still ran has failed
@@ -204,7 +202,7 @@ def invoke(resource: str, region: str, body: Mapping[str, Any]) -> Iterator[byte
             yield event["PayloadPart"]["Bytes"]
 
 
-def _check_weights(plan: Plan, account: Account) -> None:
+def _check_weights(plan: Plan, account: Account, region: str) -> None:
     """Look for the target's files on S3: without them SageMaker fails an hour later."""
     if account.weights is None:
         return
@@ -212,7 +210,7 @@ def _check_weights(plan: Plan, account: Account) -> None:
     needed = ["config.json"]
     if "gpt-oss" in plan.model.lower():
         needed.append("o200k_base.tiktoken")  # which vLLM else fetches from the internet
-    client = client_of("s3", account.region)
+    client = client_of("s3", region)
     for name in needed:
         try:
             client.head_object(Bucket=bucket, Key=f"{folder}/{name}")

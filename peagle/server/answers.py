@@ -121,7 +121,8 @@ async def answer(
         return stream(_parts(head, builders, job, updates, body.stream_options))
     async for _ in updates:
         pass
-    choices: list[Any] = [builder.whole() for builder in builders]
+    # The log-probabilities of a long answer take seconds, which other requests do not wait for.
+    choices: list[Any] = await asyncio.to_thread(lambda: [builder.whole() for builder in builders])
     made = first.response(**head, choices=choices, usage=usage(job))
     return Response(made.model_dump_json(), media_type="application/json")
 
@@ -148,8 +149,7 @@ async def _parts(
             choice = builders[update.request.index].part(text, logprobs, update.ended)
             if spelling is not None:
                 trees = [_tree(each, spelling) for each in update.verified]
-                counts = update.tokens, update.stats, update.chunks
-                choice.peagle_drafts = drafts(*counts, trees)
+                choice.peagle_drafts = drafts(update.tokens, update.stats, update.chunks, trees)
             yield made([choice])
     if options.include_usage:
         yield made([], usage(job))
@@ -187,7 +187,6 @@ async def _updates(
     `form_field` of the body constrains the answers' form.
 
     Raises ApiError when a request, or the engine, fails."""
-    watch = asyncio.create_task(_cancel_if_left(http, job))
     try:
         while job.left or not job.updates.empty():
             update = await job.updates.get()
@@ -197,7 +196,6 @@ async def _updates(
                 raise _failed(update.request, worker.too_late, form_field)
             yield update
     finally:
-        watch.cancel()
         note: dict[str, Any] = {"finish_reasons": ["abort"]}
         if job.left:
             job.cancelled = True
@@ -207,7 +205,9 @@ async def _updates(
         http.scope["note"] |= note
 
 
-async def _cancel_if_left(http: HttpRequest, job: Job) -> None:
+async def cancel_if_left(http: HttpRequest, job: Job) -> None:
+    """Cancel a job whose client leaves. The end of its response is told in the same way, and then
+    changes nothing."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     job.cancelled = True
@@ -215,7 +215,7 @@ async def _cancel_if_left(http: HttpRequest, job: Job) -> None:
 
 def _failed(request: Request, too_late: str, form_field: str) -> ApiError:
     """The error of a request that could not go on."""
-    why = request.failure or "it failed"
+    why = str(request.failure)
     if why == too_late:
         return ApiError(503, why, headers={"retry-after": "1"})
     if request.grammar_failed:

@@ -1,5 +1,6 @@
 """The routes: OpenAI's API, vLLM's additions, SageMaker's contract."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from peagle.engine.llm import LLM
 from peagle.engine.request import Request as EngineRequest
 from peagle.errors import InputError
 from peagle.server import middleware, responses, schema
-from peagle.server.answers import Build, ChatBuilder, TextBuilder, answer
+from peagle.server.answers import Build, ChatBuilder, TextBuilder, answer, cancel_if_left
 from peagle.server.console import Console
 from peagle.server.conversations import conversation_ids
 from peagle.server.metrics import Metrics
@@ -103,15 +104,17 @@ class Api:
             return made
 
         job = Job(count * body.n, body.n, body.stream and body.stream_options.peagle_drafts)
+        # Kept, since the loop holds its tasks weakly.
+        http.state.watch = asyncio.create_task(cancel_if_left(http, job))
         with body.refusals():
-            await self.worker.submit(job, make, bool(body.constraint()))
+            await self.worker.submit(job, make, str(body.constraint() or ""))
         return await answer(http, self.worker, build, body, job)
 
     async def invocations(
         self, body: Annotated[dict[str, Any], Body()], http: HttpRequest
     ) -> Response:
         """SageMaker's one route for both bodies."""
-        if "messages" in body:
+        if body.get("messages") is not None:
             return await self.chat(schema.ChatBody.model_validate(body), http)
         return await self.completions(schema.CompletionBody.model_validate(body), http)
 

@@ -10,13 +10,14 @@ import logging
 import shlex
 from collections.abc import AsyncGenerator, Generator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from os.path import commonprefix
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -38,7 +39,6 @@ from peagle.server.schema import Body, Messages
 from peagle.server.worker import Event, Worker
 
 log = logging.getLogger(__name__)
-MAX_TOKENS = 256  # of each answer
 MAX_PROMPT = 2048
 
 
@@ -46,11 +46,10 @@ class RaceBody(Body):
     """POST /peagle/race."""
 
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 96
+    max_tokens: Annotated[int, Field(ge=1, le=256)] = 96  # of each answer
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """A way to decode in a race."""
 
     title: str
@@ -100,7 +99,8 @@ class Console:
         make_ids = partial(conversation_ids, self._llm, body.messages, [], {})
         with body.refusals():
             ids = await self._worker.tokenise(make_ids)
-        return stream(self._events(self.steps(ids, body.max_tokens)))
+        lanes = await run_in_threadpool(self.lanes)  # the engine's thread reads no catalog
+        return stream(self._events(self.steps(lanes, ids, body.max_tokens)))
 
     async def _events(self, steps: Generator[Event]) -> AsyncGenerator[Event]:
         """Run a race, until the server is told to end. Raises ApiError where it fails, and for a
@@ -158,7 +158,7 @@ class Console:
             return None, f"{known.hub} is on the hub, and a race downloads nothing"
         return (known.folder, None) if known.folder.is_dir() else (None, how_to_get(known))
 
-    def steps(self, ids: list[int], max_tokens: int) -> Generator[Event]:
+    def steps(self, lanes: list[Lane], ids: list[int], max_tokens: int) -> Generator[Event]:
         """Decode greedily, one round per step; those that warm up have no event. Raises InputError
         for a prompt that is too long, and for a head that does not fit."""
         if len(ids) > MAX_PROMPT:
@@ -168,7 +168,6 @@ class Console:
         alone = self._llm.use(None, lookup=False, max_batch=1, kv_tokens=room)
         if not isinstance(alone.target, DescribedTarget):  # native code is always deterministic
             alone = LLM(alone.target, max_batch=1, kv_tokens=room, deterministic=True)
-        lanes = self.lanes()
         yield {"lanes": [lane.shown() for lane in lanes]}
         params = SamplingParams(max_tokens=max_tokens)
         answers = list[list[int]]()

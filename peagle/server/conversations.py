@@ -17,7 +17,7 @@ from uuid import uuid4
 import regex
 from transformers import PreTrainedTokenizerBase
 
-from peagle.data.chat import CALL_ID, Message, Style, render, to_message, to_messages
+from peagle.data.chat import CALL_ID, Style, render, to_message, to_messages, whole_characters
 from peagle.engine.grammars import SPACE, in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
@@ -42,25 +42,10 @@ def conversation_ids(
     tokenizer = llm.tokenizer
     check_template(tokenizer)
     check_template_args(tokenizer, template_args, "chat_template_kwargs")
-    turns = to_messages({"messages": [_with_text(i, m) for i, m in enumerate(messages)]})
+    turns = to_messages({"messages": messages})
     text = render(tokenizer, turns, answer=True, style=Style(tools or None, template_args))
     llm.check_text(text, "messages")
     return llm.prompt_ids(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _with_text(index: int, message: dict[str, Any]) -> Message:
-    """The message with its parts joined into one text."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            why = f"has a part of type {kind!r}, which is not supported"
-            raise InputError(why, field=f"messages[{index}]", fix="send parts of type 'text'")
-        texts.append(part["text"])
-    return {**message, "content": "".join(texts)}
 
 
 def call_grammar(
@@ -293,10 +278,5 @@ def _tool_call(index: int, function: Any) -> StreamedCall | None:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):  # Python reads NaN, which is no JSON
         return None
-    made = Function(name=_characters(function["name"]), arguments=_characters(written))
+    made = Function(name=whole_characters(function["name"]), arguments=whole_characters(written))
     return StreamedCall(index=index, id=uuid4().hex[: len(CALL_ID)], function=made)
-
-
-def _characters(text: str) -> str:
-    """The text with U+FFFD in place of halves of characters, which JSON can escape (\\ud83d)."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

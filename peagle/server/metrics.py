@@ -5,17 +5,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from peagle.engine.engine import Engine
-from peagle.engine.request import Request, Stats
+from peagle.engine.request import FinishReason, Request, Stats
 from peagle.engine.tree import Draft
 
 TABLES = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text())
-REASONS = ("stop", "length", "abort", "error")
 # Counters that follow from a request's statistics.
 DRAFTING: dict[str, Callable[[Stats], int]] = {
     "vllm:spec_decode_num_drafts": lambda s: s.rounds,
@@ -54,11 +53,11 @@ class RequestMetrics:
     def ended(self) -> bool:
         return self.request.finish_reason is not None
 
-    def trace(self, tokens: int, rounds: int) -> None:
-        """Note the draft that the last round has verified, if it has; before it there were so many
-        tokens and rounds. The engine replaces a request's draft and never changes it."""
-        if self.stats.rounds > rounds:
-            start = self.request.prompt_length + tokens - 1
+    def trace(self) -> None:
+        """Note the draft that the last round has verified, if it has; call it before that round is
+        counted. The engine replaces a request's draft and never changes it."""
+        if self.request.stats.rounds > self.stats.rounds:
+            start = self.request.prompt_length + self.tokens - 1
             self.verified.append(Verified(self.draft, self.request.tokens[start:]))
         self.draft = self.request.draft
 
@@ -69,8 +68,7 @@ class Metrics:
     def __init__(self, engine: Engine, model: str) -> None:
         self.model = model
         self.registry = registry = CollectorRegistry()
-        scheduler = engine.scheduler
-        pool = scheduler.pool
+        pool = engine.scheduler.pool
 
         def made(kind: Any, name: str, about: str, **more: Any) -> Any:
             return kind(name, about, ["model_name"], registry=registry, **more).labels(model)
@@ -81,8 +79,8 @@ class Metrics:
         def counter(name: str, about: str, label: str) -> Counter:
             return Counter(name, about, ["model_name", label], registry=registry)
 
-        gauge("vllm:num_requests_running", lambda: len(scheduler.running))
-        gauge("vllm:num_requests_waiting", lambda: len(scheduler.waiting))
+        gauge("vllm:num_requests_running", lambda: len(engine.scheduler.running))
+        self.queued = made(Gauge, "vllm:num_requests_waiting", "Now.")  # the worker knows them
         gauge("vllm:kv_cache_usage_perc", lambda: 1 - pool.free / pool.count)
         gauge("peagle:spec_decode_chosen_k", lambda: engine.last_depth)  # vLLM's K never changes
         counters = TABLES["counters"].items()
@@ -92,7 +90,7 @@ class Metrics:
             for name, buckets in TABLES["histograms"].items()
         }
         ended = counter("vllm:request_success", "Requests ended.", "finished_reason")
-        self._ended = {reason: ended.labels(model, reason) for reason in REASONS}
+        self._ended = {reason: ended.labels(model, reason) for reason in get_args(FinishReason)}
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"
         self._accepted = counter(name, "By position.", "position")
         for position in range(engine.settings.k):  # there from the start
@@ -140,5 +138,6 @@ class Metrics:
             self._counters[name].inc(count(stats) - count(before))
         positions = zip_longest(stats.accepted, before.accepted, fillvalue=0)
         for position, (new, old) in enumerate(positions):
-            self._accepted.labels(self.model, position).inc(new - old)
+            if new > old:  # finding a counter takes longer than all else here
+                self._accepted.labels(self.model, position).inc(new - old)
         track.stats = stats + Stats()  # a copy

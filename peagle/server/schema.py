@@ -7,7 +7,6 @@ answer is refused, and so is a name close to a known one.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from transformers import PreTrainedTokenizerBase
 
+from peagle.catalog import did_you_mean
 from peagle.data.chat import ROLES
 from peagle.engine.params import CONSTRAINTS, SamplingParams
 from peagle.errors import InputError, shortened
@@ -79,8 +79,8 @@ class Body(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()} | set(REFUSED)
         unknown = [name for name in data if name not in known | IGNORED and len(name) <= MAX_NEAR]
         for name in unknown[:MAX_NEAR]:
-            if near := get_close_matches(name.lower(), known, 1, NEAR):
-                raise InputError("no such field", field=name, fix=f"did you mean {near[0]}?")
+            if near := did_you_mean(name, known, NEAR):
+                raise InputError("no such field", field=name, fix=near)
         return data
 
     def field_of(self, name: str | None) -> str:
@@ -127,19 +127,17 @@ class JsonSchema(Body):
 class ResponseFormat(Body):
     """OpenAI's structured output."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
     def constraint(self) -> dict[str, Any]:
         """Fields of SamplingParams."""
-        if self.type == "json_object":
-            return {"json_schema": {"type": "object"}}
-        if self.type == "text":
-            return {}
-        if self.json_schema is None:
-            why = "json_schema has no schema"
-            raise InputError(why, field="response_format", fix='give {"schema": ...}')
-        return {"json_schema": self.json_schema.schema_}
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            why = "type json_schema and a json_schema go together"
+            raise InputError(why, field="response_format", fix="give both or neither")
+        if self.json_schema is not None:
+            return {"json_schema": self.json_schema.schema_}
+        return {"json_schema": {"type": "object"}} if self.type == "json_object" else {}
 
 
 class StructuredOutputs(Body):
@@ -187,7 +185,7 @@ class Generation(Body):
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     logit_bias: dict[int, Bias] = {}
-    response_format: ResponseFormat = ResponseFormat()
+    response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
     _grammar: str | None = None  # in place of both, where calls are constrained
 

@@ -10,11 +10,12 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -29,12 +30,9 @@ log = logging.getLogger(__name__)
 Event = dict[str, Any]
 FAILED = "the engine has failed: the server ends, start it again"
 ENDING = "the server ends: use another one"
-TOKENISERS = 2  # threads that tokenise prompts: each may take 100 MB
-COMPILERS = 1  # threads that compile grammars
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """The output of one round for a request. Until it has `ended`, only its constants may be
     read."""
 
@@ -70,7 +68,6 @@ class Worker:
     methods; the thread runs what they post."""
 
     def __init__(self, llm: LLM, metrics: Metrics, max_queue: int, max_seconds: float) -> None:
-        self.llm = llm
         self.metrics = metrics
         self.too_late = f"the answer has not begun in time, {max_seconds:g} seconds: try again"
         self.capacity = llm.engine.settings.max_batch + max_queue
@@ -78,13 +75,15 @@ class Worker:
         self.cancelled = False  # nothing is admitted any more, and what runs ends as it is
         self.failed = False  # the engine
         self._max_seconds = max_seconds
-        self._tokenisers = CapacityLimiter(TOKENISERS)
-        self._compilers = CapacityLimiter(COMPILERS)
+        self._tokenisers = CapacityLimiter(2)  # threads: each may take 100 MB
+        self._compilers = CapacityLimiter(1)
+        self._known = deque[str](maxlen=8)  # the newest forms: the engine keeps their grammars
         self._jobs = set[Job]()
         self._engine = llm.engine
         self._running = list[tuple[Job, RequestMetrics]]()
         self._posted: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        metrics.queued.set_function(lambda: max(0, self.open - len(self._engine.scheduler.running)))
 
     def start(self) -> None:
         """Start the thread; it reports to the running event loop."""
@@ -109,25 +108,27 @@ class Worker:
         """The number of requests that run or wait."""
         return sum(job.left for job in self._jobs)
 
-    async def submit(self, job: Job, make: Callable[[], list[Request]], constrained: bool) -> None:
+    async def submit(self, job: Job, make: Callable[[], list[Request]], form: str) -> None:
         """Admit the requests of a job; all or none. `make` makes them in another thread, once there
-        is room for them; `constrained` where one has a grammar.
+        is room for them; `form` constrains their answers, where it is not empty.
 
         Raises what `make` raises, InputError when a request can never run, ApiError when there is
-        no room for them.
+        no room for them, and when nobody waits for them any more.
         """
         field = "prompt" if job.copies == 1 else "n"
         self._check_room(job.left, field)
         self._jobs.add(job)
         try:
             # Compiling a grammar may take seconds, which other requests do not wait for.
-            limiter = self._compilers if constrained else self._tokenisers
-            requests = await to_thread.run_sync(self._prepare, make, limiter=limiter)
+            limiter = self._compilers if form and form not in self._known else self._tokenisers
+            requests = await to_thread.run_sync(self._prepare, job, make, limiter=limiter)
             if self.cancelled or self.failed:
                 raise ApiError(503, ENDING)
         except BaseException:
             self._jobs.discard(job)
             raise
+        if form and form not in self._known:
+            self._known.append(form)
         job.tracks = [RequestMetrics(request, job.arrived) for request in requests]
         self.post(self._admit, job)
 
@@ -159,10 +160,14 @@ class Worker:
             if not job.left:
                 self._jobs.discard(job)
 
-    def _prepare(self, make: Callable[[], list[Request]]) -> list[Request]:
+    def _prepare(self, job: Job, make: Callable[[], list[Request]]) -> list[Request]:
+        if job.cancelled or self.cancelled:
+            raise ApiError(503, ENDING)
+        if time.monotonic() - job.arrived > self._max_seconds:
+            raise ApiError(503, self.too_late, headers={"retry-after": "1"})
         try:
             return make()
-        except (InputError, ApiError):
+        except InputError:
             raise
         except BaseException as error:  # a panic in native code is no Exception
             log.exception("a request could not be prepared")
@@ -198,6 +203,7 @@ class Worker:
                 self._engine.cancel(request, "length")
             elif now - job.arrived > self._max_seconds:
                 request.failure = self.too_late
+                track.cached = track.cached or 0  # nothing was looked up for one that never ran
                 self._engine.cancel(request, "error")
 
     def _run(self) -> None:
@@ -208,10 +214,13 @@ class Worker:
                 self._report()
             self._end_early()
         except BaseException:  # a panic in native code is no Exception
-            # The engine's state is unknown: nothing may go on with it.
+            # The engine's state is unknown: nothing may go on with it. A race has engines of its
+            # own, and waits for its next step.
             self.failed = True
             log.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail)
+            for call in iter(self._posted.get, None):
+                call()
 
     def _take(self) -> bool:
         """Run the calls posted so far; wait for one while there is nothing else to do. False: the
@@ -227,11 +236,9 @@ class Worker:
         updates = list[tuple[Job, Update]]()
         for job, track in self._running:
             request = track.request
-            tokens = track.tokens
-            stats = track.stats
-            self.metrics.observe(track)
             if job.traced:
-                track.trace(tokens, stats.rounds)
+                track.trace()
+            self.metrics.observe(track)
             chunks = self._engine.fetch(request)
             if chunks or track.ended:
                 counts = track.tokens, track.stats, track.verified

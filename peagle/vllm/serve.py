@@ -113,9 +113,6 @@ def _flags_draft(settings: ServeSettings) -> bool:
 
 def _find_head(settings: ServeSettings, version: str) -> Head | None:
     if not _flags_draft(settings):
-        if settings.method == "lookup":
-            why = "only the native engine has it"
-            raise InputError(why, field="method", value="lookup", fix="choose a head for vLLM")
         head = find_head(settings.target, settings.head, settings.method)
         check_drafts(settings.target, head, settings.k)
         if head is None:
@@ -154,7 +151,7 @@ def _template(settings: ServeSettings) -> str | None:
     use_template(tokenizer, settings.chat_template)
     if settings.chat_template == PLAIN:
         return str(tokenizer.chat_template)
-    return str(Path(settings.chat_template).resolve())
+    return str(Path(settings.chat_template).expanduser().resolve())
 
 
 def plan(installed: Installed, head: Head, target: PretrainedConfig) -> tuple[str, list[str]]:

@@ -74,14 +74,39 @@ def test_what_is_not_managed_here(refused) -> None:
         ("local", ("--gpu", "h100")),
         ("local", ("--replicas", 1)),
         ("local", ("--namespace", "llm")),
+        ("local", ("--region", "us-west-2")),
         ("kubernetes", ("--instance-type", "ml.p5.4xlarge")),
         ("kubernetes", ("--weights", "s3://a/b")),
+        ("kubernetes", ("--region", "us-west-2")),
         ("sagemaker", ("--as", "stack")),
     ],
 )
 def test_options_of_other_places(refused, place: str, options: Words) -> None:
     field = {"--as": "form"}.get(str(options[0]), str(options[0])[2:].replace("-", "_"))
     refused("deploy", "gpt-oss-20b", "--to", place, "--dry-run", *options, field=field)
+
+
+@pytest.mark.parametrize(
+    ("place", "option", "value"),
+    [
+        ("kubernetes", "--region", "us-west-2"),
+        ("sagemaker", "--url", "http://h"),
+        ("sagemaker", "--api-key", "secret"),
+    ],
+)
+def test_questions_with_options_of_other_places(
+    refused, place: str, option: str, value: str
+) -> None:
+    field = option[2:].replace("-", "_")
+    asked = ("deploy", "invoke", "gpt-oss-20b", "--to", place, option, value)
+    assert "secret" not in refused(*asked, field=field)
+
+
+def test_variables_of_other_places_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there for other commands."""
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    for place in ("local", "kubernetes"):
+        assert invoke("deploy", "gpt-oss-20b", "--to", place, "--dry-run").stdout
 
 
 def printed_template(*more: object, name: str = "gpt-oss-20b") -> dict[str, Any]:
@@ -101,8 +126,8 @@ def test_a_sagemaker_dry_run_needs_no_boto3_and_no_account() -> None:
 
 
 def test_sagemaker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def apply(plan: Plan, account: Account, report: Callable[[str], None]) -> None:
-        assert (account.region, account.role, account.subnets) == ("us-west-2", ROLE, ("a", "b"))
+    def apply(plan: Plan, account: Account, region: str, report: Callable[[str], None]) -> None:
+        assert (region, account.role, account.subnets) == ("us-west-2", ROLE, ("a", "b"))
         assert plan.instance_type == "ml.p5.4xlarge"
         report("made it")
 

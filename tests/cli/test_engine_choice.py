@@ -1,6 +1,7 @@
 """The engine and the device of commands whose options leave them open."""
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -27,18 +28,18 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_auto_takes_vllm_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert resolve_engine("auto", None, [], "auto") == "vllm"
+    assert resolve_engine("auto", None, {}) == "vllm"
     assert capsys.readouterr().err == "it is vLLM\n"
     for named in ("native", "vllm"):
-        assert resolve_engine(named, None, [], "auto") == named
+        assert resolve_engine(named, None, {}) == named
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_an_option_of_the_native_engine_selects_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert resolve_engine("auto", None, ["max_queue"], "auto") == "native"
-    why = "engine: native, because vLLM has no --max-queue; without it, vLLM is used\n"
-    assert capsys.readouterr().err == why
+    assert resolve_engine("auto", None, {"max_queue": 1}) == "native"
+    why = "vLLM has no limit of waiting requests; without --max-queue, vLLM is used"
+    assert capsys.readouterr().err == f"engine: native, because {why}\n"
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -56,11 +57,31 @@ def test_serve_on_a_gpu(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...
     assert (asked.target, asked.max_batch) == ("owner/model", None)
 
 
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize(
+    ("method", "engine"), [("lookup", "native"), ("eagle3", "vllm"), ("none", "vllm")]
+)
+def test_serve_on_a_gpu_by_method(
+    monkeypatch: pytest.MonkeyPatch, method: str, engine: str
+) -> None:
+    """Lookup drafts in the native engine only."""
+    started: list[str] = []
+
+    def start(name: str) -> NoReturn:
+        started.append(name)
+        raise SystemExit
+
+    monkeypatch.setattr("peagle.cli.serve._serve_vllm", lambda settings: start("vllm"))
+    monkeypatch.setattr(common, "open_llm", lambda *_, **__: start("native"))
+    CliRunner().invoke(app, ["serve", "owner/model", "--port", "0", "--method", method])
+    assert started == [engine]
+
+
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(common, "default_engine", lambda _: EngineChoice("native", "no vLLM"))
-    assert resolve_engine("auto", None, [], "auto") == "native"
+    assert resolve_engine("auto", None, {}) == "native"
     assert capsys.readouterr().err == "no vLLM\n"
-    assert resolve_engine("auto", None, ["device"], "cpu") == "native"
+    assert resolve_engine("auto", None, {"device": "cpu"}) == "native"
     assert capsys.readouterr().err == "", "nothing runs on the GPU"
 
 
@@ -68,14 +89,14 @@ def test_without_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_vllm_refuses_what_it_lacks(name: str) -> None:
     """In all commands, with what to do."""
     with refused(name) as error:
-        resolve_engine("vllm", None, [name], "cpu")
+        resolve_engine("vllm", None, {name: "cpu"})
     assert error.value.fix
 
 
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_gpu_is_what_vllm_runs_on() -> None:
-    assert resolve_engine("auto", None, ["device"], "cuda") == "vllm"
-    assert resolve_engine("vllm", None, ["device"], "auto") == "vllm"
+    assert resolve_engine("auto", None, {"device": "cuda"}) == "vllm"
+    assert resolve_engine("vllm", None, {"device": "auto"}) == "vllm"
 
 
 @pytest.mark.usefixtures("on_a_gpu")

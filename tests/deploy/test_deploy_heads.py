@@ -16,7 +16,7 @@ from tiny import make_drafter, make_target
 from transformers import LlamaConfig
 
 from peagle.catalog import CatalogHead, Entry, find_entry
-from peagle.deploy.heads import Head, choose
+from peagle.deploy.heads import RemoteHead, choose
 from peagle.deploy.plan import Choices, make_plan
 from peagle.errors import InputError, InputWarning
 from peagle.heads.save import save_drafter
@@ -33,17 +33,17 @@ MIXED = LlamaConfig(layer_types=["sliding_attention", "full_attention"] * 2,
 
 
 def chosen(of: Entry, head: str | None = None, method: str | None = None,
-           place: str = "kubernetes", engine: str = "vllm") -> Head:  # fmt: skip
+           place: str = "kubernetes", engine: str = "vllm") -> RemoteHead:  # fmt: skip
     """Without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", InputWarning)
-        return choose("mine", of, Head(head, method), place=place, engine=engine)
+        return choose("mine", of, RemoteHead(head, method), place=place, engine=engine)
 
 
 def test_the_catalogs_head() -> None:
-    parallel = Head("a/p", "p-eagle", 5, "0.16.0", v1=True)
+    parallel = RemoteHead("a/p", "p-eagle", 5, "0.16.0", v1=True)
     assert chosen(BOTH) == parallel
-    assert chosen(BOTH, method="eagle3") == chosen(EAGLE3, "a/e") == Head("a/e", "eagle3", 3)
+    assert chosen(BOTH, method="eagle3") == chosen(EAGLE3, "a/e") == RemoteHead("a/e", "eagle3", 3)
     newer = CatalogHead(k=5, hub="a/p", min_vllm="0.18.0")
     assert chosen(entry(heads={"p-eagle": newer})) == replace(parallel, min_vllm="0.18.0")
 
@@ -51,7 +51,7 @@ def test_the_catalogs_head() -> None:
 def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
     warning = r"mine has no p-eagle head: the public eagle3 head a/e drafts \(source: web\)"
     with pytest.warns(InputWarning, match=warning):
-        choose("mine", EAGLE3, Head(), place="kubernetes", engine="native")
+        choose("mine", EAGLE3, RemoteHead(), place="kubernetes", engine="native")
     assert chosen(EAGLE3, method="eagle3").name == "a/e"  # as asked
     unpublished = entry(heads={"eagle3": CatalogHead(k=3, hub="a/e")})
     assert chosen(unpublished).name == "a/e"
@@ -59,7 +59,8 @@ def test_a_public_eagle3_head_in_the_place_of_a_p_eagle_head_is_named() -> None:
 
 def test_no_head() -> None:
     with pytest.warns(InputWarning, match="mine has no head: nothing will draft; name one with"):
-        assert choose("mine", entry(heads={}), Head(), place="sagemaker", engine="vllm") == Head()
+        found = choose("mine", entry(heads={}), RemoteHead(), place="sagemaker", engine="vllm")
+    assert found == RemoteHead()
     with refused("method"):
         chosen(EAGLE3, method="p-eagle")
 
@@ -69,7 +70,7 @@ def test_a_head_of_the_catalog_is_known_by_its_hub_id() -> None:
     head = "amazon/GPT-OSS-20B-P-EAGLE"
     warning = f"head {head}: it is for openai/gpt-oss-20b, and may not fit owner/model"
     with pytest.warns(InputWarning, match=warning):
-        found = choose("mine", entry(heads={}), Head(head), place="kubernetes", engine="vllm")
+        found = choose("mine", entry(heads={}), RemoteHead(head), place="kubernetes", engine="vllm")
     assert found == chosen(find_entry("gpt-oss-20b"), head)
     assert (found.method, found.k, found.min_vllm) == ("p-eagle", 7, "0.18.0")
 
@@ -84,7 +85,7 @@ def test_what_other_machines_cannot_read(tmp_path: Path) -> None:
 def test_the_demo_targets_heads() -> None:
     """Its P-EAGLE head is found by the target's name, in an image too."""
     demo = find_entry("smollm2-135m")
-    assert chosen(demo) == Head(method="p-eagle")
+    assert chosen(demo) == RemoteHead(method="p-eagle")
     with refused("head"):
         chosen(demo, method="eagle3")
 
@@ -115,7 +116,8 @@ def save(folder: Path, form: Any = "vllm", method: str = "p-eagle") -> None:
 
 def test_a_head_elsewhere_by_its_configuration(hub: Path) -> None:
     save(hub)
-    assert chosen(entry(), "me/head@v1") == Head("me/head@v1", "p-eagle", 7, "0.16.0", v1=True)
+    found = chosen(entry(), "me/head@v1")
+    assert found == RemoteHead("me/head@v1", "p-eagle", 7, "0.16.0", v1=True)
     with refused("head"):
         chosen(entry(), "me/head@v1", "eagle3")
     save(hub.with_name("s"), "speculators")
@@ -168,8 +170,8 @@ def test_a_target_that_only_the_deployment_can_read(
     monkeypatch.setattr("peagle.vllm.head.target_config", unreadable)
     said = r"head me/head@v1: its sizes .* are not compared .* \(is not on the hub, or is private\)"
     with pytest.warns(InputWarning, match=said):
-        found = choose("mine", entry(), Head("me/head@v1"), place="sagemaker", engine="vllm")
-    assert found == Head("me/head@v1", "p-eagle", 7, "0.16.0", v1=True)
+        found = choose("mine", entry(), RemoteHead("me/head@v1"), place="sagemaker", engine="vllm")
+    assert found == RemoteHead("me/head@v1", "p-eagle", 7, "0.16.0", v1=True)
 
 
 def test_layer_ids_that_only_the_v1_runner_finds(hub: Path) -> None:

@@ -13,7 +13,7 @@ from refusals import refused
 
 from peagle.catalog import find_entry
 from peagle.deploy.data import facts
-from peagle.deploy.plan import make_plan
+from peagle.deploy.plan import Choices, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
@@ -67,5 +67,5 @@ def test_one_version_of_vllm() -> None:
 
 def test_deployments_name_them() -> None:
     with refused("image") as error:
-        make_plan("smollm2-135m", find_entry("smollm2-135m"), "kubernetes")
+        make_plan("smollm2-135m", find_entry("smollm2-135m"), "kubernetes", Choices())
     assert all(f"docker/{file.name}" in str(error.value.fix) for file in FILES)

@@ -37,9 +37,13 @@ def plan(name: str = "gpt-oss-20b", of: Entry | None = None, **choices: Any) -> 
         return make_plan(name, of or find_entry(name), "kubernetes", Choices(**choices))
 
 
+def printed(made: Plan, form: str, namespace: str = "default", *, pinned: bool = False) -> str:
+    return rendered(made, form, namespace, pinned=pinned)
+
+
 def read(made: Plan, form: str, *, pinned: bool = False) -> Any:
     """Values of the chart, KServe's object, or manifests by kind."""
-    found = list(yaml.safe_load_all(rendered(made, form, pinned=pinned)))
+    found = list(yaml.safe_load_all(printed(made, form, pinned=pinned)))
     return found[0] if form != "manifests" else {each["kind"]: each for each in found}
 
 
@@ -124,7 +128,7 @@ def test_a_form_says_all_of_a_plan(form: str) -> None:
     line = served(made, form)
     for value in (ODD["B"], made.options["speculative-config"]):
         assert value in line
-    everything = rendered(made, form)
+    everything = printed(made, form)
     assert "owner/model" in everything and "peagle-mine-api-key" in everything
     for name, value in ODD.items():
         assert {"name": name, "value": value} in _environment(read(made, form))
@@ -167,7 +171,7 @@ def test_a_slow_first_start_is_no_failure() -> None:
 
 def test_no_pod_waits_for_a_volume() -> None:
     for form in ("stack", "kserve", "manifests"):
-        text = rendered(plan(replicas=2), form).lower()
+        text = printed(plan(replicas=2), form).lower()
         assert "persistentvolume" not in text and "pvc" not in text
 
 
@@ -233,11 +237,11 @@ def test_who_reaches_vllm() -> None:
 
 def test_nodes_with_the_named_gpu() -> None:
     for form in ("stack", "kserve", "manifests"):
-        assert "nvidia.com/gpu.memory" not in rendered(plan(), form)
-        assert "GPUs of type h100" in rendered(plan(), form), "the guess is named"
-        assert "nvidia.com/gpu.memory" in rendered(plan(gpu="h200"), form, pinned=True)
-    assert "driver 580" in rendered(plan(), "stack")
-    assert "driver 525" in rendered(plan(image="vllm/vllm-openai:v0.29.0-cu129"), "stack")
+        assert "nvidia.com/gpu.memory" not in printed(plan(), form)
+        assert "GPUs of type h100" in printed(plan(), form), "the guess is named"
+        assert "nvidia.com/gpu.memory" in printed(plan(gpu="h200"), form, pinned=True)
+    assert "driver 580" in printed(plan(), "stack")
+    assert "driver 525" in printed(plan(image="vllm/vllm-openai:v0.29.0-cu129"), "stack")
 
 
 def test_our_engine() -> None:
@@ -249,7 +253,7 @@ def test_our_engine() -> None:
     assert container["command"][:3] == ["peagle", "serve", "smollm2-135m"]
     for form in ("stack", "kserve", "compose"):
         with refused("form"):
-            rendered(ours, form)
+            printed(ours, form)
 
 
 def test_replicas() -> None:
@@ -259,7 +263,7 @@ def test_replicas() -> None:
     monitor = read(made, "stack")["servingEngineSpec"]["serviceMonitor"]
     assert monitor["enabled"] and monitor["relabelings"][0]["targetLabel"] == "model"
     with refused("max_replicas"):
-        rendered(made, "kserve")
+        printed(made, "kserve")
 
 
 def test_names_fit_the_chart() -> None:
@@ -274,6 +278,6 @@ def test_the_command_and_those_that_manage_it() -> None:
     assert " ".join(start[-4:]) == "-n llm -f -" and "vllm-stack" in start
     assert command(plan(), "manifests", "llm") == ["kubectl", "apply", "-f", "-"]
     for form in ("stack", "kserve", "manifests"):
-        above, _, _ = rendered(plan(), form, "llm").partition("\napi")
+        above, _, _ = printed(plan(), form, "llm").partition("\napi")
         for verb in ("create secret", "get", "port-forward"):
             assert f"#   kubectl -n llm {verb} " in above

@@ -21,7 +21,7 @@ from refusals import refused
 
 from peagle.catalog import find_entry
 from peagle.deploy import sagemaker
-from peagle.deploy.plan import DeployFailed, Plan, make_plan
+from peagle.deploy.plan import Choices, DeployFailed, Plan, make_plan
 from peagle.deploy.sagemaker import Account
 
 NAME = "peagle-gpt-oss-20b"
@@ -57,13 +57,13 @@ def aws(keys: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[CloudFormation]
 
 
 def plan(**other: Any) -> Plan:
-    made = make_plan("gpt-oss-20b", find_entry("gpt-oss-20b"), "sagemaker")
+    made = make_plan("gpt-oss-20b", find_entry("gpt-oss-20b"), "sagemaker", Choices())
     return replace(made, **{"instance_type": LARGE, **other})
 
 
 def apply(wanted: Plan, **account: Any) -> list[str]:
     lines: list[str] = []
-    sagemaker.apply(wanted, Account(region=REGION, **account), lines.append)
+    sagemaker.apply(wanted, Account(**account), REGION, lines.append)
     return lines
 
 

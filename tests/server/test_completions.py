@@ -165,6 +165,11 @@ def test_invocations(running: Running, llm: LLM) -> None:
     assert [m.id for m in running.client().models.list()] == [MODEL]
 
 
+def test_null_messages_are_left_out(running: Running) -> None:
+    body = {"messages": None, "prompt": PROMPT, "max_tokens": 2}
+    assert running.post("/invocations", json=body).json()["object"] == "text_completion"
+
+
 def test_one_model(running: Running) -> None:
     client = running.client()
     assert client.models.retrieve(MODEL) == next(iter(client.models.list()))

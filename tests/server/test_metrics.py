@@ -1,6 +1,7 @@
 """/metrics after known requests: vLLM's names, and numbers that add up."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,6 +73,19 @@ def test_known_requests(serve: Serve, llm: LLM) -> None:
     assert reasons == {r: ends.count(r) for r in reasons}  # type: ignore[comparison-overlap]
     places = [every["vllm:spec_decode_num_accepted_tokens_per_pos_total", str(i)] for i in range(3)]
     assert places == drafting.accepted + [0] * (3 - len(drafting.accepted))
+
+
+def test_a_round_counts_only_what_it_accepted(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By position; finding a counter takes longer than counting."""
+    running = serve()
+    counter = running.api.metrics._accepted
+    labels = Mock(wraps=counter.labels)
+    monkeypatch.setattr(counter, "labels", labels)
+    usage = running.complete("the cat sat on", max_tokens=40, temperature=0).usage
+    accepted = usage.completion_tokens_details.accepted_prediction_tokens
+    assert labels.call_count == accepted > 0
 
 
 def test_preempted(serve: Serve, drafter: Drafter) -> None:

@@ -1,5 +1,6 @@
 """Races: the same tokens in every lane, and a server that goes on as if there had been none."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from test_metrics import read
 from tiny import make_drafter, make_target, save_target
 
 from peagle.backends.cpu import target as cpu_target
+from peagle.catalog import Entry, known_entry
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
 from peagle.model.described import DescribedTarget
@@ -39,7 +41,8 @@ def race(running: Running, **more: Any) -> list[dict[str, Any]]:
 
 def played(llm: LLM, ids: list[int], tokens: int) -> list[dict[str, Any]]:
     """The events of a race without a server."""
-    return [event for event in console.Console(llm, None).steps(ids, tokens) if event]
+    made = console.Console(llm, None)
+    return [event for event in made.steps(made.lanes(), ids, tokens) if event]
 
 
 def test_the_lanes(serve: Serve, llm: LLM) -> None:
@@ -103,7 +106,7 @@ def test_nothing_is_left_of_it(serve: Serve, drafter: Drafter) -> None:
     engine, before = running.api.llm.engine, read(running)
     state = target.config._experts_implementation, target.config._attn_implementation
     assert race(running)[-1]["identical"]
-    assert running.api.llm.engine is engine is running.api.worker.llm.engine
+    assert running.api.llm.engine is engine is running.api.worker._engine
     assert read(running) == before and all_free(running)
     again = ask()
     assert again.choices[0].text == before_text
@@ -154,10 +157,24 @@ def test_a_described_target_lends_its_weights(
 
 def test_a_step_is_one_round(llm: LLM, brake: Brake) -> None:
     """Those that warm up, too: other requests go on in between."""
+    made = console.Console(llm, None)
     before = brake.steps
-    for _ in console.Console(llm, None).steps([60 + i % 7 for i in range(100)], 8):
+    for _ in made.steps(made.lanes(), [60 + i % 7 for i in range(100)], 8):
         assert brake.steps - before <= 1
         before = brake.steps
+
+
+def test_no_catalog_is_read_between_rounds(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other requests would wait for it."""
+    threads = list[str]()
+
+    def known(name: str) -> Entry | None:
+        threads.append(threading.current_thread().name)
+        return known_entry(name)
+
+    monkeypatch.setattr(console, "known_entry", known)
+    assert race(serve())[-1]["identical"]
+    assert threads and "engine" not in threads
 
 
 def test_others_go_on(serve: Serve, brake: Brake) -> None:
@@ -204,6 +221,26 @@ def test_told_to_end(serve: Serve, brake: Brake, times: int) -> None:
         assert "[DONE]" in rest and "identical" not in rest
     running.thread.join(30)
     assert not running.thread.is_alive() and not running.api.worker.failed
+
+
+def test_it_ends_with_the_engine(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine fails while the race waits for its next round."""
+    running, gate = serve(), threading.Event()
+    posted = running.api.worker._posted
+
+    def broken() -> None:
+        gate.wait(30)
+        raise BaseException("out of something")
+
+    monkeypatch.setattr(running.api.llm.engine, "step", broken)
+    with running.http() as http, http.stream("POST", "/peagle/race", json=RACE) as response:
+        lines = response.iter_lines()
+        assert "lanes" in next(lines)
+        until(lambda: posted.qsize() == 1)
+        gate.set()
+        assert "[DONE]" in "".join(lines)
+    running.thread.join(30)
+    assert not running.thread.is_alive() and running.api.worker.failed
 
 
 def test_none_begins_while_the_server_ends(serve: Serve, brake: Brake) -> None:

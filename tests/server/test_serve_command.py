@@ -210,6 +210,7 @@ def test_bad_options(
             ("max_seconds", "--port", 0, "--max-seconds", 0),
             ("max_batch", "--port", 0, "--max-batch", 0),
             ("kv_tokens", "--port", 0, "--kv-tokens", 0),
+            ("kv_tokens", "--port", 0, "--kv-tokens", 16),
         ):
             refused_command(capsys, "serve", folder, *args, field=field)
 

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import cycle
@@ -19,10 +20,41 @@ from peagle.engine.params import SamplingParams
 from peagle.engine.request import Request
 from peagle.model.drafter import Drafter
 from peagle.server import middleware
+from peagle.server.answers import TextBuilder
+from peagle.server.responses import TextChoice
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0}
 LONG["extra_body"] = {"ignore_eos": True}
 BODY = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
+
+
+def formed(regex: str) -> dict[str, Any]:
+    """The body of a request whose answer has a form."""
+    form = {"structured_outputs": {"regex": regex}}
+    return {"prompt": "a", "max_tokens": 3, "temperature": 0, **form}
+
+
+class Compiler:
+    """Holds requests with a regex that is new, and notes it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, make = threading.Event(), LLM.make_requests
+        self.compiled = list[str]()
+
+        def held(llm: LLM, ids: list[int], params: SamplingParams, *numbers: int) -> list[Request]:
+            if params.regex is not None and params.regex not in self.compiled:
+                self.compiled.append(params.regex)
+                self.go.wait(30)
+            return make(llm, ids, params, *numbers)
+
+        monkeypatch.setattr(LLM, "make_requests", held)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    made = Compiler(monkeypatch)
+    yield made
+    made.go.set()
 
 
 def test_a_client_that_leaves_frees_everything(serve: Serve, brake: Brake) -> None:
@@ -77,6 +109,9 @@ def test_the_time_is_over(serve: Serve, drafter: Drafter, brake: Brake) -> None:
     assert (second.status_code, second.headers["retry-after"]) == (503, "1")
     assert "not begun in time, 30 seconds" in second.json()["error"]["message"]
     until(lambda: all_free(running))
+    looked_up = float(first.json()["usage"]["prompt_tokens"])  # nothing for the one that never ran
+    queries = f'vllm:prefix_cache_queries_total{{model_name="tiny"}} {looked_up}'
+    assert queries in running.get("/metrics").text
 
 
 def test_the_time_counts_from_the_arrival(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +125,81 @@ def test_the_time_counts_from_the_arrival(serve: Serve, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(LLM, "make_requests", slow)
     assert running.post("/v1/completions", json=BODY).status_code == 503
+
+
+def test_clients_that_leave_before_their_turn(serve: Serve, compiler: Compiler) -> None:
+    """Nothing is compiled for them, and they hold no place."""
+    running = serve()
+    jobs = running.api.worker._jobs
+    for regex in ("a+", "b+", "c+"):
+        with pytest.raises(httpx2.ReadTimeout):
+            running.post("/v1/completions", json=formed(regex), timeout=0.3)
+    until(lambda: [job.cancelled for job in list(jobs)] == [True] * 3)
+    compiler.go.set()
+    until(lambda: all_free(running))
+    assert len(compiler.compiled) == 1
+
+
+def test_the_time_is_over_before_their_turn(serve: Serve, compiler: Compiler) -> None:
+    running = serve(max_seconds=30)
+    ask = partial(running.post, "/v1/completions")
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(ask, json=formed("a+"))]
+        until(lambda: compiler.compiled)
+        asked.append(threads.submit(ask, json=formed("b+")))
+        until(lambda: running.api.worker.open == 2)
+        running.api.worker._max_seconds = 0.0
+        compiler.go.set()
+        answers = [one.result() for one in asked]
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert all("not begun in time" in answer.text for answer in answers)
+    assert compiler.compiled == ["a+"]
+
+
+def test_known_forms_do_not_wait_for_others(serve: Serve, compiler: Compiler) -> None:
+    running = serve()
+    ask = partial(running.post, "/v1/completions")
+    compiler.go.set()
+    assert ask(json=formed("a+")).status_code == 200
+    compiler.go.clear()
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(ask, json=formed("b+"))
+        until(lambda: "b+" in compiler.compiled)
+        assert ask(json=formed("a+")).status_code == 200 and not slow.done()
+        compiler.go.set()
+        assert slow.result().status_code == 200
+
+
+def test_requests_that_are_not_prepared_yet_wait(serve: Serve, compiler: Compiler) -> None:
+    running = serve()
+    ask = partial(running.post, "/v1/completions")
+    with ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(ask, json=formed(regex)) for regex in ("a+", "b+", "c+")]
+        until(lambda: running.api.worker.open == 3)
+        metrics = running.get("/metrics").text
+        compiler.go.set()
+        assert [one.result().status_code for one in asked] == [200] * 3
+    assert 'vllm:num_requests_waiting{model_name="tiny"} 3.0' in metrics
+
+
+def test_others_do_not_wait_for_a_long_answer(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log-probabilities are written in another thread."""
+    begun, go, whole = threading.Event(), threading.Event(), TextBuilder.whole
+
+    def slow(builder: TextBuilder) -> TextChoice:
+        begun.set()
+        go.wait(30)
+        return whole(builder)
+
+    monkeypatch.setattr(TextBuilder, "whole", slow)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(running.complete, "a", max_tokens=2, temperature=0)
+        assert begun.wait(30)
+        assert running.get("/health", timeout=10).status_code == 200
+        go.set()
+        assert asked.result().choices
 
 
 def test_a_body_that_does_not_come(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

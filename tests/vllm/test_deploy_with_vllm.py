@@ -64,7 +64,7 @@ def plans() -> Iterator[tuple[Entry, Plan]]:
 
 def of_the_pod(plan: Plan) -> list[str]:
     """The arguments in the plain manifests, which add some to the plan's."""
-    text = rendered(plan, "manifests")
+    text = rendered(plan, "manifests", "default", pinned=False)
     pod = next(yaml.safe_load_all(text))["spec"]["template"]["spec"]
     return list(pod["containers"][0]["command"][2:])
 

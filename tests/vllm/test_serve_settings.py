@@ -174,6 +174,15 @@ def test_a_head_that_vllm_reads(target: Path, heads: dict[str, Path], line: Line
     assert value(found, "--chat-template").startswith("{% for message in messages %}")
 
 
+def test_a_template_in_the_home_folder(
+    target: Path, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    found = line(target, "--chat-template", "~/chat.jinja")
+    assert value(found, "--chat-template") == str((tmp_path / "chat.jinja").resolve())
+
+
 def test_without_a_head(target: Path, line: Line) -> None:
     assert "--speculative-config" not in line(target)
     for flag in ("--speculative-config", "-sc"):
@@ -269,7 +278,10 @@ def test_refusals(refused: Refused, target: Path, heads: dict[str, Path], tmp_pa
             ((*engine, "--max-queue", 3), "--max-queue: "),
             ((*engine, "--host", "0.0.0.0"), "--host '0.0.0.0': "),
             ((*engine, "--port", port), f"--port {port}: "),
+            ((*engine, "--max-batch", 0), "--max-batch 0: "),
+            ((*engine, "--method", "lookup"), "--method: vLLM drafts by heads only; leave it out"),
             ((*engine, "--", "--api_key=a"), "--api-key: is an option of peagle serve"),
+            ((*engine, "--", "--served_model_name", "a"), "--served-model-name: is an option of"),
             ((*engine, "--k", 2, "--", "--spec-method", "x"), "vllm_flags: a flag of vLLM's says"),
             ((*engine, "--k", 2, "--", "-sc", "{}"), "vllm_flags: a flag of vLLM's says"),
             ((*engine, "--method", "p-eagle"), "--head: no p-eagle head is known for"),
