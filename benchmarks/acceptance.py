@@ -3,7 +3,8 @@
     python benchmarks/acceptance.py --mt-bench FILE.jsonl [--k 3,5,7] [--batch 8]
     python benchmarks/acceptance.py --mt-bench FILE.jsonl --trees --output FILE
     python benchmarks/acceptance.py --mt-bench FILE.jsonl --kinds --k 7 --output FILE
-    python benchmarks/acceptance.py --context 150,1000,4000,8000 --limit 4 --k 7 [--output FILE]
+    python benchmarks/acceptance.py --context 150,1000,2000,4000,7500 --k 7 --limit 12
+        --max-tokens 48 --batch 1 --output FILE
 
 Greedy, chat template, every turn. Each (data set, drafts, head) is one row, written at once. A
 second call measures only the rows that are missing or have other settings or another head. --trees

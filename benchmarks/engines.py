@@ -1,7 +1,7 @@
 """Ways to decode a target on this machine's CPU, side by side.
 
     python benchmarks/engines.py --vllm-python .venv-vllm/bin/python --llama-python PYTHON
-    python benchmarks/engines.py --target FILE.gguf --concurrency 1,8,16 ... --output FILE
+    python benchmarks/engines.py --target FILE.gguf ... --output FILE
 
 The engines: peagle with bf16, int8 and int4 weights, alone and with both heads; transformers; vLLM
 with the same heads; llama.cpp on the target's GGUF file (PYTHON has llama-cpp-python). Another
@@ -301,12 +301,17 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"),
                         metavar="PYTHON", help="has vLLM")  # fmt: skip
     parser.add_argument("--llama-python", metavar="PYTHON", help="has llama-cpp-python")
-    parser.add_argument("--concurrency", type=whole_numbers, default=[1, 4, 8, 16])
-    parser.add_argument("--prompts", type=whole_numbers, default=[12, 32], help="c = 1, above")
+    parser.add_argument("--concurrency", type=whole_numbers, default=[1, 8, 16])
+    parser.add_argument("--prompts", type=whole_numbers, default=[6, 16], help="c = 1, above")
     parser.add_argument("--max-tokens", type=whole_numbers, default=[64, 48], help="c = 1, above")
-    parser.add_argument("--repeats", type=whole_numbers, default=[3, 9], help="c = 1, above")
+    parser.add_argument("--repeats", type=whole_numbers, default=[3, 3], help="c = 1, above")
     parser.add_argument("--threads", type=int, default=2, help="threads of every engine")
     args = parser.parse_args()
+    for name in ("prompts", "max_tokens", "repeats"):
+        if len(getattr(args, name)) != 2:
+            parser.error(f"--{name}: give two numbers, for c = 1 and above")
+    if max(args.concurrency) > args.prompts[1]:
+        parser.error("--concurrency: more than there are prompts")
     args.heads = heads(args) if args.target == TARGET else {}
     args.k = {method: catalog_k()[method] for method in args.heads}
     torch.set_num_threads(args.threads)

@@ -1,12 +1,10 @@
 """Other engines for `engines.py`: transformers in this process, vLLM and llama.cpp in their own."""
 
-import json
+import atexit
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +16,14 @@ from peagle.catalog import PackagedGGUF, find_entry
 from peagle.errors import InputError
 from peagle.model.loader import fetch_gguf, locate
 from peagle.paths import cache_dir
-from peagle.vllm.process import environment, look
+from peagle.vllm.capture import ENVIRONMENT
+from peagle.vllm.process import Process, environment, last_line, look
 from peagle.vllm.serve import server_environment
 
 PROCESS = str(Path(__file__).with_name("peer_process.py"))
 CONTEXT = 1024  # tokens a prompt and its answer may have
+# One process: a worker process would bind to all cores but one; here OMP_NUM_THREADS rules.
+VLLM_ENVIRONMENT = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 Prompts = list[list[int]]  # token ids
 
@@ -42,39 +43,29 @@ class PeerFailure(RuntimeError):
     """A process ended without a response."""
 
 
-class Peer:
+class Peer(Process):
     """A process that answers every line of JSON with a line of JSON, and is idle otherwise."""
 
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env={**os.environ, **environment},
-            text=True,
-        )
+    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()  # of its log
+        super().__init__(command, {**os.environ, **environ}, Path(self._folder.name, "log"))
+        atexit.register(self.close)  # its session is another one: Ctrl-C does not reach it
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The response. Raises PeerFailure with the last line of its stderr."""
-        assert self._process.stdin and self._process.stdout
-        with suppress(BrokenPipeError):  # it has ended; the log has the reason
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._log.seek(0)
-            errors = [text.strip() for text in self._log if text.strip()]
-            raise PeerFailure(errors[-1] if errors else f"exit status {self._process.returncode}")
-        return json.loads(line)
+        """The response. Raises PeerFailure with the last line of its log."""
+        self.send(request)
+        return self.receive()
+
+    def failure(self) -> PeerFailure:
+        """Wait for its end; return the last line of its log as an error."""
+        status = self.child.wait()
+        log = self.log.read_text(errors="replace").strip()
+        return PeerFailure(last_line(log or f"exit status {status}"))
 
     def close(self) -> None:
-        """End the process by closing its input."""
-        assert self._process.stdin
-        self._process.stdin.close()
-        self._process.wait()
+        """End it, and delete its log."""
+        super().close()
+        self._folder.cleanup()
 
     def decoder(self, request: dict[str, Any]) -> Decode:
         """A decoder that adds prompts and lengths to this request."""
@@ -128,7 +119,7 @@ def vllm_peer(python: str, threads: int, plugin: str = "") -> Peer:
     except InputError as error:
         raise PeerFailure(str(error)) from error
     given = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
-    environ = server_environment(installed, None, environment(given=given))
+    environ = server_environment(installed, None, environment(VLLM_ENVIRONMENT, given))
     if "libiomp5" in environ["LD_PRELOAD"]:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         environ |= {

@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from peagle.bench import run
-from peagle.bench.native import Message, Player, device_name, play
+from peagle.bench.native import Player, device_name, play
 from peagle.bench.summary import Cell, Result
 from peagle.cli.common import progress_bar
+from peagle.data.chat import Message
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -122,44 +123,29 @@ class GivenAcceptance(Sampler):
         return best
 
 
-class Accepting:
-    """An LLM whose requests accept drafts by a profile."""
-
-    def __init__(self, llm: LLM, accepted: list[float]) -> None:
-        self.llm = llm
-        self.accepted = accepted
-        self._requests = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.llm, name)
-
-    def make_requests(self, ids: list[int], params: SamplingParams) -> list[Request]:
-        """Requests with another sampler."""
-        requests = self.llm.make_requests(ids, params)
-        vocabulary = len(self.llm.target.embedding)
-        for request in requests:
-            sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
-            sampler.accepted = self.accepted
-            sampler.draws = random.Random(self._requests)
-            request.sampler = sampler
-            self._requests += 1
-        return requests
-
-
 class Synthetic(Player):
-    """Answers prompts of random ids, with given acceptance."""
+    """Answers prompts of random ids, and accepts drafts by a profile."""
 
     def __init__(
         self, llm: LLM, params: SamplingParams, prompt_tokens: int, accepted: list[float]
     ) -> None:
-        super().__init__(Accepting(llm, accepted), params)  # type: ignore[arg-type]
+        super().__init__(llm, params)
         self.prompt_tokens = prompt_tokens
+        self.accepted = accepted
+        self._requests = 0
 
-    def ids(self, messages: list[Message]) -> list[int]:
-        """Random token ids that depend on the text only."""
+    def request(self, messages: list[Message], params: SamplingParams) -> Request:
+        """Random token ids that depend on the text only, and a sampler that accepts as given."""
         draws = torch.Generator().manual_seed(len(messages) + sum(map(ord, messages[0]["content"])))
         vocabulary = len(self.llm.target.embedding)
-        return torch.randint(vocabulary, (self.prompt_tokens,), generator=draws).tolist()
+        ids = torch.randint(vocabulary, (self.prompt_tokens,), generator=draws).tolist()
+        [request] = self.llm.make_requests(self.llm.prompt_ids(ids), params)
+        sampler = GivenAcceptance(request.params, request.tokens, torch.Generator(), vocabulary)
+        sampler.accepted = self.accepted
+        sampler.draws = random.Random(self._requests)
+        request.sampler = sampler
+        self._requests += 1
+        return request
 
 
 def lengths(text: str) -> dict[str, float]:
@@ -187,9 +173,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
     heads = {m: f"random, acceptance length {length} at K = 7" for m, length in given.items()}
     results = [Result(cell, heads.get(cell.drafting.method)) for cell in cells]
+    count = max(args.limit, *args.concurrency)  # a load needs as many
     settings = {
         "target": args.shape, "dtype": "bfloat16", "engine": "native",
-        "conversations": args.limit, "prompt_tokens": args.prompt_tokens,
+        "conversations": count, "prompt_tokens": args.prompt_tokens,
         "max_tokens": args.max_tokens, "acceptance": given, "repeats": args.repeats,
     }  # fmt: skip
     about = {**run.environment(device_name(target.device)), "settings": settings}
@@ -198,7 +185,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         run.write_json(args.output, run.report(results, about))
         bar.advance(task)
 
-    prompts = [[f"prompt {number}"] for number in range(args.limit)]
+    prompts = [[f"prompt {number}"] for number in range(count)]
     with progress_bar("loads") as bar:
         task = bar.add_task("", total=len(cells) * args.repeats)
         play(results, [(0, prompts)] * args.repeats, opened, on_load)
@@ -210,7 +197,7 @@ def main() -> None:
     parser.add_argument("shape", help="a name in benchmarks/shapes/, a folder or a file")
     parser.add_argument("--k", type=whole_numbers, default=[3, 5, 7], help="draft tokens a round")
     parser.add_argument("--concurrency", type=whole_numbers, default=[1, 8, 64])
-    parser.add_argument("--limit", type=int, default=16, help="number of prompts")
+    parser.add_argument("--limit", type=int, default=16, help="prompts, at least the highest load")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=256, help="length of every answer")
     parser.add_argument("--acceptance", type=lengths, default="p-eagle=3.94,eagle3=3.03",

@@ -53,12 +53,9 @@ CONTEXT = Sizes(
     "--context 150,1000,2000,4000,7500 --k 7 --limit 12 --max-tokens 48 --batch 1", None
 )
 KINDS = Sizes("--kinds --k 7", None)
-ENGINES = Sizes(
-    "--concurrency 1,8,16 --prompts 6,16 --repeats 3,3",
-    "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4",
-)
+ENGINES = Sizes("", "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4")
 OTHER_TARGETS = ("qwen", "gemma")  # Qwen2.5-Coder-0.5B and Gemma 3 270M
-SPEEDS = ("bench", "engines", "engines_qwen", "engines_gemma", "trees")
+SPEEDS = ("bench", "engines", "engines_qwen", "engines_gemma", "trees", "training_speed")
 SCRIPTS = {
     "acceptance": Sizes("", "--k 3 --limit 1 --max-tokens 8"),
     "engines": ENGINES,
@@ -130,9 +127,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.short and args.output == RESULTS:
         parser.error("--short writes meaningless results: name another --output")
-    for step in steps(args):
-        if args.only not in (None, step.name):
-            continue
+    planned = steps(args)
+    chosen = [step for step in planned if args.only in (None, step.name)]
+    if not chosen:
+        names = ", ".join(step.name for step in planned)
+        parser.error(f"--only {args.only}: choose from {names}")
+    for step in chosen:
         if step.missing:
             print(f"--- {step.name}: left out: {step.missing}", flush=True)
             continue

@@ -2,7 +2,7 @@
 
     python benchmarks/tables.py
 
-Where a result is missing, its table is left out.
+Where a result is missing, or its run was cut short, its table is left out.
 """
 
 import json
@@ -267,7 +267,8 @@ def training_speed(report: Report) -> Lines:
         for row in report["rows"]
     ]  # fmt: skip
     head = ["way", "answer tokens a second", "MFLOP a token", "of the device's peak"]
-    about = f"Peak {report['peak_flops'] / 1e9:.0f} GFLOP/s (bf16 product of 4,096 × 4,096)."
+    kind = report.get("peak_dtype", "bf16")
+    about = f"Peak {report['peak_flops'] / 1e9:.0f} GFLOP/s ({kind} product of 4,096 × 4,096)."
     return [where(report, "threads", "pack"), about, "", *table(head, lines)]
 
 
@@ -292,15 +293,16 @@ TRAINING: Sections = {"training_speed": ("How fast a head trains", training_spee
 
 
 def lines_of(sections: Sections) -> Lines:
-    """The tables of the results that exist."""
+    """The tables of the results that exist and are complete."""
     lines = Lines()
     for result, (title, section) in sections.items():
         for name, cpu in ((result, ""), (f"{result}_avx2", ", on a CPU without AVX-512")):
             file = RESULTS / f"{name}.json"
-            if not file.is_file():
+            report = json.loads(file.read_text()) if file.is_file() else {"complete": False}
+            if not report.get("complete", True):
                 continue
             lines += [f"### {title}{cpu}", ""] if title else []
-            lines += section(json.loads(file.read_text()))
+            lines += section(report)
             lines += [f"From `benchmarks/results/{name}.json`.", ""]
     return lines
 

@@ -7,8 +7,8 @@ Each row trains smollm2-135m's head for some steps in one way: online or from ca
 together with a correction, documents one by one or packed, in segments, recomputed, EAGLE-3. Rows
 take turns, so that noise hits all alike; medians of steps.
 FLOPs are those that torch counts in the same step (products and attention, forward and backward,
-the target's included); the peak is a bf16 product of 4,096 × 4,096 matrices, measured in the same
-process.
+the target's included); the peak is a product of 4,096 × 4,096 matrices in bf16, or in float32 where
+the device has no products of bf16, measured in the same process.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from peagle.model.loader import load_target
 from peagle.model.target import Target
 from peagle.train.capture import CaptureConfig, capture, in_process, plan_capture
 from peagle.train.config import TrainConfig
+from peagle.train.passes import fast_products, multiplies_bf16
 from peagle.train.processes import keep_freed_memory
 from peagle.train.spec import HeadSpec
 from peagle.train.trainer import Trainer
@@ -95,9 +96,23 @@ class Row:
             self.tokens.append(tokens)
 
 
-def peak(device: torch.device) -> float:
-    """FLOP/s of a large bf16 product."""
-    a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device=device) for _ in range(2))
+def run_steps(rows: list[Row], steps: int, device: torch.device) -> None:
+    """Steps that are not timed, then timed ones in turn, set up as those of `Trainer.run`."""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    with fast_products(device):
+        for row in rows:
+            for _ in range(3):  # kernels and graphs are made
+                row.step(count=False)
+            row.seconds, row.tokens = [], []
+            row.step(count=True)
+        for _ in range(steps):
+            for row in rows:
+                row.step(count=False)
+
+
+def peak(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large product."""
+    a, b = (torch.randn(4096, 4096, dtype=dtype, device=device) for _ in range(2))
     taken = []
     for _ in range(6):
         if device.type == "cuda":
@@ -146,20 +161,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         examples = list(islice(read_examples(data, target.tokenizer, LENGTH), DOCUMENTS))
         states = captured(Path(folder, "captured"), target, examples, LENGTH)
         rows = {name: make(target, examples, states, row) for name, row in ROWS.items()}
-        for row in rows.values():
-            for _ in range(3):  # kernels and graphs are made
-                row.step(count=False)
-            row.seconds, row.tokens = [], []
-            row.step(count=True)
-        for _ in range(args.steps):
-            for row in rows.values():
-                row.step(count=False)
-        peak_flops = peak(device)
+        run_steps(list(rows.values()), args.steps, device)
+        dtype = torch.bfloat16 if multiplies_bf16(device) else torch.float32
+        peak_flops = peak(device, dtype)
     settings = {"target": TARGET, "documents": len(examples), "pack": LENGTH, "steps": args.steps,
                 "threads": torch.get_num_threads()}  # fmt: skip
     lines = [line(name, row, peak_flops) for name, row in rows.items()]
     about = {**environment(args.device), "settings": settings}
-    return {**about, "peak_flops": round(peak_flops), "rows": lines}
+    found = {"peak_dtype": str(dtype).removeprefix("torch."), "peak_flops": round(peak_flops)}
+    return {**about, **found, "rows": lines}
 
 
 def line(name: str, row: Row, peak_flops: float) -> dict[str, Any]:

@@ -43,14 +43,13 @@ from common import (
 
 from peagle.bench import run
 from peagle.bench.native import WARM_UP, Conversations, Player
-from peagle.bench.summary import DRAWS, Cell, Played, Result, compared, row
+from peagle.bench.summary import DRAWS, Cell, Played, Result, compared, joined, row
 from peagle.bench.workload import read_workload
 from peagle.catalog import HEADLESS
 from peagle.cli.common import progress_bar
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
-from peagle.engine.request import Stats
 
 ALONE, DEFAULT = "alone", "P-EAGLE"
 NODES = 12  # size of the pinned tree, one request at a time
@@ -151,6 +150,11 @@ class Part(NamedTuple):
         return len(self.conversations) // self.together
 
 
+def load_prompts(args: argparse.Namespace) -> int:
+    """Number of prompts of a repeat at a load."""
+    return min(LOAD_PROMPTS, args.limit or LOAD_PROMPTS)
+
+
 def parts(args: argparse.Namespace) -> Iterator[Part]:
     """The parts that the options name."""
     params = SamplingParams(max_tokens=args.max_tokens)
@@ -164,7 +168,7 @@ def parts(args: argparse.Namespace) -> Iterator[Part]:
         conversations = [[question] for question in edits()[: args.limit]]
         yield Part("edits", conversations, for_edits(), whole_file)
     if "load" in args.only:
-        together = min(LOAD_PROMPTS, args.limit or LOAD_PROMPTS)
+        together = load_prompts(args)
         some = problems[: args.repeats * together]
         half = replace(params, max_tokens=max(1, args.max_tokens // 2), ignore_eos=True)
         for c in args.concurrency:
@@ -228,17 +232,10 @@ def _numbered(played: Played, first: int) -> Played:
     return played._replace(samples=moved)
 
 
-def _all(plays: list[Played]) -> Played:
-    """Several plays as one."""
-    samples = [sample for played in plays for sample in played.samples]
-    drafting = sum((played.drafting for played in plays), Stats())
-    return Played(samples, sum(played.seconds for played in plays), drafting)
-
-
 def dataset_rows(part: Part, found: dict[int, Plays]) -> list[dict[str, Any]]:
     """A row for each way, as in `peagle bench`; `over`: ratios to the speeds of BASES."""
     played = plays_by_way(part, found)
-    results = {way: Result(cell, None, [_all(played[way])]) for way, cell in part.ways.items()}
+    results = {way: Result(cell, None, [joined(played[way])]) for way, cell in part.ways.items()}
     rows = []
     for way, own in results.items():
         others = [base for base in BASES if base in results and base != way]
@@ -284,7 +281,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": "bfloat16",
         "temperature": 0,
         "max_tokens": args.max_tokens,
-        "load_prompts": min(LOAD_PROMPTS, args.limit or LOAD_PROMPTS),
+        "load_prompts": load_prompts(args),
     }
     about = {**environment(), "settings": settings}
     journal = Journal(args.output.with_suffix(".jsonl"), about, resume=args.resume)
@@ -309,13 +306,18 @@ def main() -> None:
     parser = options(__doc__, "trees.json")
     parser.add_argument("--mt-bench", metavar="FILE", help="MT-Bench; left out without it")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts")
-    parser.add_argument("--limit", type=int, help="first N conversations of each part")
+    parser.add_argument(
+        "--limit", type=int, help="first N conversations of each part; name loads of at most N"
+    )
     parser.add_argument("--max-tokens", type=int, default=128,
                         help="longest answer; of edits four times, under load half")  # fmt: skip
     parser.add_argument("--concurrency", type=whole_numbers, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--repeats", type=int, default=9, help="of each load")
+    parser.add_argument("--repeats", type=int, default=5, help="of each load")
     parser.add_argument("--resume", action="store_true", help="go on where a run was cut short")
-    print("\n".join(tables.trees(measure(parser.parse_args()))))
+    args = parser.parse_args()
+    if "load" in args.only and max(args.concurrency) > load_prompts(args):
+        parser.error("--concurrency: more than there are prompts")
+    print("\n".join(tables.trees(measure(args))))
 
 
 if __name__ == "__main__":

@@ -94,10 +94,10 @@ def main() -> None:
     parser.add_argument("--vllm-python", default=os.environ.get("PEAGLE_VLLM_PYTHON"),
                         metavar="PYTHON", help="has vLLM and peagle-vllm")  # fmt: skip
     parser.add_argument("--k", type=int, default=catalog_k()["p-eagle"])
-    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = run(args, Path(folder))

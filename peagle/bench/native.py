@@ -12,12 +12,12 @@ from weakref import WeakSet
 
 import torch
 
-from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, doubt, row
-from peagle.data.chat import prompt_ids
+from peagle.bench.summary import Cell, Played, Result, Sample, acceptance_row, doubt, joined, row
+from peagle.data.chat import Message, prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.request import Stats
+from peagle.engine.request import Request, Stats
 from peagle.errors import InputError
 from peagle.model.drafter import Drafter
 
@@ -33,18 +33,15 @@ TRAINED = 1.3  # acceptance length of a head that has learned its target
 
 Conversations = list[list[str]]  # the user turns of each
 OnTurns = Callable[[int], None]  # called with the number of turns that are done or left out
-Message = dict[str, str]
 Timing = dict[str, Any]  # a row of `summary.row`, with the acceptance length on all prompts
 
 
 class Player:
-    """Plays one load with an engine, whose rounds it runs itself."""
+    """Plays loads with an engine, whose rounds it runs itself."""
 
     def __init__(self, llm: LLM, params: SamplingParams) -> None:
         self.llm = llm
         self.params = params
-        self.samples = list[Sample]()
-        self.stats = Stats()
         self._engine = llm.engine
         self._now = 0.0  # time of the last round's end
 
@@ -57,6 +54,8 @@ class Player:
     ) -> Played:
         """Play `concurrency` conversations at a time, numbered from `first`; the next begins when
         one has ended."""
+        self.samples = list[Sample]()
+        self.stats = Stats()
         started = time.perf_counter()
         waiting = (
             self._conversation(number, turns, on_turns)
@@ -73,15 +72,11 @@ class Player:
             self._engine.step()
             self._now = time.perf_counter()
 
-    def warm_up(self, concurrency: int) -> list[str]:
-        """Play a load that does not count; returns its errors."""
-        errors = self.play(WARM_UP * concurrency, concurrency).errors
-        self.samples, self.stats = [], Stats()
-        return errors
-
-    def ids(self, messages: list[Message]) -> list[int]:
-        """The prompt of a conversation; benchmarks with random weights override it."""
-        return prompt_ids(self.llm.tokenizer, messages)
+    def request(self, messages: list[Message], params: SamplingParams) -> Request:
+        """The request for an answer; benchmarks with random weights override it. Raises InputError
+        for a conversation that cannot be answered."""
+        ids = self.llm.prompt_ids(prompt_ids(self.llm.tokenizer, messages))
+        return self.llm.make_requests(ids, params)[0]
 
     def _conversation(self, number: int, turns: list[str], on_turns: OnTurns) -> Iterator[None]:
         """Ask the turns in order; a failure ends it. Yields while it waits for a round."""
@@ -104,8 +99,7 @@ class Player:
         asked = time.perf_counter()
         seed = (self.params.seed or 0) + number * MAX_TURNS + turn
         try:
-            ids = self.llm.prompt_ids(self.ids(history))
-            [request] = self.llm.make_requests(ids, replace(self.params, seed=seed))
+            request = self.request(history, replace(self.params, seed=seed))
         except InputError as error:
             return Sample(number, turn, time.perf_counter() - asked, error=str(error))
         self._engine.add(request)
@@ -118,8 +112,7 @@ class Player:
         self.stats += request.stats
         seconds = self._now - asked
         if request.failure is not None or first is None:
-            why = request.failure or "no token was generated"
-            return Sample(number, turn, seconds, error=why)
+            return Sample(number, turn, seconds, error=request.failure or "no token was generated")
         output = tuple(request.output)
         return Sample(number, turn, seconds, first - asked, len(output), output, request.text.text)
 
@@ -148,13 +141,14 @@ def play(
     for number, (first, conversations) in enumerate(parts):
         turn = number * step % len(results)
         for result in results[turn:] + results[:turn]:
+            load = result.cell.concurrency
             player = None  # the next engine has the memory of the last one
             player = opened(result.cell, number * SEEDS)
-            if player.llm not in warm and (errors := player.warm_up(result.cell.concurrency)):
-                raise RequestFailure(f"{result.cell}: {errors[0]}")
-            warm.add(player.llm)
-            played = player.play(conversations, result.cell.concurrency, first=first)
-            result.repeats.append(played)
+            if player.llm not in warm:
+                warm.add(player.llm)
+                if errors := player.play(WARM_UP * load, load).errors:
+                    raise RequestFailure(f"{result.cell}: {errors[0]}")
+            result.repeats.append(player.play(conversations, load, first=first))
             on_load()
 
 
@@ -171,7 +165,7 @@ def measure_acceptance(
     error. Raises InputError for a target without a chat template, RequestFailure where all fail.
     """
     prompt_ids(llm.tokenizer, [{"role": "user", "content": conversations[0][0]}])
-    cell = Cell(llm.drafting, llm.max_batch, params.temperature)
+    cell = Cell(llm.drafting, min(llm.max_batch, len(conversations)), params.temperature)
     played = Player(llm, params).play(conversations, cell.concurrency, on_turns)
     answered = [sample for sample in played.samples if sample.error is None]
     if not answered:
@@ -193,17 +187,19 @@ def side_by_side(
     params: SamplingParams,
     on_load: Callable[[], None] = lambda: None,
 ) -> list[Result]:
-    """Answer prompts, one at a time, with the target alone and with each drafting in turn. All
-    engines are there at once, so none takes more memory than an answer needs."""
+    """Answer prompts, one at a time, with the target alone and with each drafting in turn; a result
+    is one play of all prompts. All engines are there at once, so none takes more memory than an
+    answer needs."""
     ways = {Drafting(): None, **drafters}
-    room = max(_tokens(llm, prompt) for prompt in prompts) + params.max_tokens
+    asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    room = max(len(prompt_ids(llm.tokenizer, each)) for each in asked) + params.max_tokens
     room = min(room, llm.target.max_context) + SPARE
     sizes: dict[str, Any] = {"max_batch": 1, "kv_tokens": room}
     used = {way: llm.use(drafter, **way.options, **sizes) for way, drafter in ways.items()}
     results = [Result(Cell(way, 1, params.temperature)) for way in ways]
     parts = [(number, [[prompt]]) for number, prompt in enumerate(prompts)]
     play(results, parts, lambda cell, _: Player(used[cell.drafting], params), on_load)
-    return results
+    return [replace(result, repeats=[joined(result.repeats)]) for result in results]
 
 
 def time_head(
@@ -218,10 +214,6 @@ def time_head(
     alone, *heads = side_by_side(llm, dict.fromkeys(lengths, llm.drafter), prompts, few)
     timings = [one for one in (row(head, alone) for head in heads) if "speed_up" in one]
     return [one | {"acceptance_length": lengths[Drafting.from_row(one)]} for one in timings]
-
-
-def _tokens(llm: LLM, prompt: str) -> int:
-    return len(prompt_ids(llm.tokenizer, [{"role": "user", "content": prompt}]))
 
 
 def _certain(timing: Timing) -> bool:

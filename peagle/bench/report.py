@@ -15,7 +15,6 @@ from peagle.errors import InputError
 from peagle.files import replace_file
 from peagle.methods.registry import METHODS
 
-HERE = Path(__file__).parent
 # Methods in the order of a report.
 COLOURS = {"none": "#8c8c8c", "lookup": "#4f9a5f", "eagle3": "#d98324", "p-eagle": "#2f6fb0"}
 
@@ -33,8 +32,8 @@ def check(output: Path) -> None:
 
 def write(report: dict[str, Any], output: Path) -> Path:
     """Write OUTPUT.html next to the JSON file `output`; returns its path."""
-    template = Environment(loader=FileSystemLoader(HERE), autoescape=True)
-    page = template.get_template("report.html.j2").render(
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
+    page = templates.get_template("report.html.j2").render(
         report=report,
         title=title,
         drafts=lambda row: str(Drafting.from_row(row)),

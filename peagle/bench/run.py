@@ -42,7 +42,7 @@ def make_cells(
 
 
 def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
-    """The settings that a method can draft with."""
+    """The settings that a method can draft with; all, to be refused, where it can with none."""
     if method == "none":
         return [Drafting()]
     if method == "lookup":
@@ -50,11 +50,7 @@ def _possible(method: str, settings: Sequence[Drafting]) -> Sequence[Drafting]:
         return trees or [Drafting("", None, lookup=True)]
     if method in PARALLEL_METHODS:
         return settings
-    possible = [setting for setting in settings if setting.lookup or not setting.nodes]
-    if not possible:
-        fix = "give `k`, or leave out `no_lookup`"
-        raise InputError(f"{method} alone drafts chains", field="nodes", fix=fix)
-    return possible
+    return [setting for setting in settings if setting.lookup or not setting.nodes] or settings
 
 
 def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
@@ -135,6 +131,5 @@ def _read(file: Path, field: str) -> dict[str, Any]:
         why = f"not written by `peagle bench` ({error!r})"
         raise InputError(why, field=field, value=file) from error
     if version != FORMAT:
-        why = f"format {version}, this version reads {FORMAT}"
-        raise InputError(why, field=field, value=file)
+        raise InputError(f"format {version}, this version reads {FORMAT}", field=field, value=file)
     return found

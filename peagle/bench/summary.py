@@ -57,6 +57,13 @@ class Played(NamedTuple):
         return [sample.error for sample in self.samples if sample.error is not None]
 
 
+def joined(plays: list[Played]) -> Played:
+    """Several plays as one, whose speed is all their tokens over all their seconds."""
+    samples = [sample for played in plays for sample in played.samples]
+    drafting = sum((played.drafting for played in plays), Stats())
+    return Played(samples, sum(played.seconds for played in plays), drafting)
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """The settings of one row."""
@@ -104,39 +111,28 @@ class Result:
         """Output tokens per second of each repeat."""
         return [played.tokens_per_second for played in self.repeats]
 
-    @property
-    def tokens(self) -> int:
-        """Output tokens of all repeats."""
-        return sum(sample.tokens for sample in self.samples)
-
-    @property
-    def stats(self) -> Stats:
-        """Drafting statistics of all repeats."""
-        return sum((played.drafting for played in self.repeats), Stats())
-
 
 def row(result: Result, base: Result | None) -> dict[str, Any]:
     """The row as the JSON files have it; `base` is the target alone under the same load."""
     samples = result.samples
-    drafting = result.stats
-    errors = [error for played in result.repeats for error in played.errors]
+    whole = joined(result.repeats)
     speed = median(result.speeds)
     return {
         **result.cell.row,
         "head": result.head,
         "repeats": len(result.repeats),
         "requests": len(samples),
-        "output_tokens": result.tokens,
-        "seconds": round(sum(played.seconds for played in result.repeats), 3),
+        "output_tokens": sum(sample.tokens for sample in samples),
+        "seconds": round(whole.seconds, 3),
         "output_tps": round(speed, 2),
         "output_tps_95": interval(speed, result),
         **percentiles("ttft", [s.ttft for s in samples]),
         **percentiles("tpot", [s.tpot for s in samples if s.tpot is not None]),
-        **acceptance_row(drafting),
-        **({} if drafting.rounds else NO_DRAFTS),
-        **(compared(result, base) if base and base.tokens else {}),
-        "errors": len(errors),
-        "error": errors[0] if errors else None,
+        **acceptance_row(whole.drafting),
+        **({} if whole.drafting.rounds else NO_DRAFTS),
+        **(compared(result, base) if base else {}),
+        "errors": len(whole.errors),
+        "error": next(iter(whole.errors), None),
     }
 
 
@@ -154,7 +150,7 @@ def doubt(row: dict[str, Any]) -> str | None:
 
 
 def acceptance_row(stats: Stats) -> dict[str, Any]:
-    """Drafting statistics as the JSON files have them; None: not counted, as by vLLM."""
+    """Drafting statistics as the JSON files have them; None where no round decoded."""
     shares = stats.accepted_per_position
     counted = stats.forwards > 0
     return {
@@ -178,12 +174,12 @@ def percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
 def compared(result: Result, base: Result) -> dict[str, Any]:
     """Speed-up over the target alone with its 95 % interval; how many greedy answers equal its
     answers. Repeats without an answer do not count; nothing is compared where no other is left."""
-    if result is base:
-        return {"speed_up": 1.0, "speed_up_95": None}
     pairs = zip(result.speeds, base.speeds, strict=False)  # a run may have been cut short
     ratios = [speed / base_speed for speed, base_speed in pairs if speed and base_speed]
     if not ratios:
         return {}
+    if result is base:
+        return {"speed_up": 1.0, "speed_up_95": None}
     ratio = median(ratios)
     found = {"speed_up": round(ratio, 3), "speed_up_95": interval(ratio, result, base)}
     return found if result.cell.temperature else found | same(result, base)

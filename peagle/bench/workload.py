@@ -55,5 +55,4 @@ def read_workload(name: str, limit: int | None = None) -> Workload:
     if any(PLACEHOLDER in turn for turns in conversations for turn in turns):
         fix = "fill the set in with its own tool, and name the file that tool writes"
         raise InputError("placeholders stand for texts", field="dataset", value=name, fix=fix)
-    shown = path.stem if path.is_file() else name
-    return Workload(shown, conversations[:limit])
+    return Workload(path.stem if path.is_file() else name, conversations[:limit])

@@ -14,7 +14,7 @@ from peagle.cli.measure import print_rows
 from peagle.cli.options import App, Fields, group_with_default, parse_list
 from peagle.engine.drafting import ADAPTIVE, Drafting
 from peagle.engine.params import SamplingParams
-from peagle.errors import check_at_least
+from peagle.errors import InputError, check_at_least
 from peagle.files import writing
 
 if TYPE_CHECKING:
@@ -76,13 +76,12 @@ def run(
     check_at_least(1, repeats=repeats, limit=limit)
     pages.check(output)  # before hours of measuring
     common.check_file(output)
-    if k is None and nodes is None:
-        k = ADAPTIVE
     users = parse_list(concurrency, "concurrency", int, 1)
     heats = parse_list(temperature, "temperature", float)
     settings = _settings(k, nodes, not model.no_lookup)
     cells = make_cells(methods.split(","), settings, users, heats)
     workload = read_workload(dataset, limit)
+    _check(cells, sampling, len(workload.conversations))
     heads = _heads(target, {"eagle3": eagle3, "p-eagle": p_eagle}, cells)
     llm = common.open_llm(target, replace(model, method="none"))
     about = {
@@ -108,10 +107,25 @@ def run(
         write_json(output, report(results, found))
         bar.advance(task)
 
-    with common.progress_bar("loads", f"measured, each is in {output}") as bar:
-        task = bar.add_task("", total=len(results) * repeats)
-        play(results, [(0, workload.conversations)] * repeats, opened, on_load)
-    _show(report(results, found), output)
+    try:
+        with common.progress_bar("loads", "measured") as bar:
+            task = bar.add_task("", total=len(results) * repeats)
+            play(results, [(0, workload.conversations)] * repeats, opened, on_load)
+    finally:  # of a run that is cut short, what it has measured
+        if any(result.repeats for result in results):
+            _show(report(results, found), output)
+
+
+def _check(cells: list[Cell], sampling: SamplingParams, conversations: int) -> None:
+    """Raises InputError, before anything is loaded, for a cell that cannot be played."""
+    from peagle.methods.registry import METHODS
+
+    for cell in cells:
+        Drafting.resolve(METHODS.get(cell.drafting.method), **cell.drafting.options)
+        replace(sampling, temperature=cell.temperature)
+        if cell.concurrency > conversations:
+            why = f"is more than the {conversations} conversations"
+            raise InputError(why, field="concurrency", value=cell.concurrency, fix="lower it")
 
 
 def _heads(target: str, named: dict[str, str | None], cells: list[Cell]) -> dict[str, "Head"]:
@@ -151,7 +165,9 @@ def compare(before: Path, after: Path) -> None:
 
 
 def _settings(k: str | None, nodes: str | None, lookup: bool) -> list[Drafting]:
-    """Every chain and every tree, without a method."""
+    """Every chain and every tree, without a method; the budget's choice where none is named."""
+    if not (k or nodes):
+        k = ADAPTIVE
     parts = k.split(",") if k else []
     depths = [None if part == ADAPTIVE else parse_list(part, "k", int, 1)[0] for part in parts]
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()

@@ -197,8 +197,7 @@ def show_trees(llm: "LLM", run: "Run") -> list[Chunk]:
     def text(tokens: list[int]) -> str:
         return " ".join(json.dumps(llm.tokenizer.decode(t), ensure_ascii=False) for t in tokens)
 
-    legend = ALONE if llm.drafting.method == "none" else LEGEND
-    typer.echo(legend, err=True)
+    typer.echo(ALONE if llm.drafting.method == "none" else LEGEND, err=True)
     with closing(run):
         while request.finish_reason is None:
             known = len(request.tokens)

@@ -4,7 +4,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from peagle import __version__
+from peagle.catalog import did_you_mean
 from peagle.cli.options import INTERRUPTED, App
 from peagle.engine.params import RequestFailure
 from peagle.errors import InputError, InputWarning
@@ -78,8 +78,7 @@ class _LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
         if args[0] not in COMMANDS:
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            fix = f"did you mean {near[0]}?" if near else "peagle --help lists all"
+            fix = did_you_mean(args[0], COMMANDS) or "peagle --help lists all"
             raise InputError("no such command", field="command", value=args[0], fix=fix)
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(str(name)), rest
@@ -130,8 +129,7 @@ def in_a_line(error: Exception) -> str:
     """The line of an error; an OSError names its file and the fix."""
     from peagle.files import cache_fix, unusable
 
-    shown = unusable(error) if isinstance(error, OSError) else error
-    text = str(shown)
+    text = str(unusable(error) if isinstance(error, OSError) else error)
     fix = cache_fix(text) if isinstance(error.__cause__, OSError) else ""
     return text if fix in text else f"{text}; {fix}"
 
@@ -147,5 +145,4 @@ def main() -> None:
         app()
     except (InputError, OSError, RequestFailure) as error:
         print(f"peagle: {in_a_line(error)}", file=sys.stderr)
-        code = 1 if isinstance(error, RequestFailure) else 2
-        sys.exit(code)
+        sys.exit(1 if isinstance(error, RequestFailure) else 2)

@@ -76,12 +76,13 @@ def evaluate(
     prompts = read_prompts(dataset)[:limit]
     chains = parse_list(k or CHAINS, "k", int, 1) if k or not nodes else ()
     trees = parse_list(nodes, "nodes", int, 1) if nodes else ()
-    llm = common.open_llm(target, model)
+    first = chains[0] if k else None  # without a head it is refused, as by other commands
+    llm = common.open_llm(target, replace(model, k=first))
     if llm.drafter is None and not (llm.drafting.lookup and trees):
         fix = "name one, or give `nodes` to measure lookup"
         raise InputError(f"{target} has none to measure", field="head", fix=fix)
     used = [llm.use(llm.drafter, depth) for depth in chains if llm.drafter]
-    used += [llm.use(llm.drafter, nodes=size, lookup=llm.drafting.lookup) for size in trees]
+    used += [llm.use(llm.drafter, nodes=size, lookup=not model.no_lookup) for size in trees]
     rows = list[dict[str, Any]]()
     with common.progress_bar("turns", "answered") as bar:
         task = bar.add_task("", total=len(used) * sum(map(len, prompts)))
@@ -128,9 +129,8 @@ def demo(
     heads = {way: find_head(DEMO_TARGET, method=way.method) for way in ways}
     common.check_file(output)
     questions = human_eval()[-prompts:]  # each K was chosen on the first ones
-    with common.screen.status(
-        f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"
-    ):
+    doing = f"loading {DEMO_TARGET} (the first time it is downloaded and de-quantised)"
+    with common.screen.status(doing):
         # The native engine is hardly tried on GPUs, and the demo is for every machine.
         llm = LLM(DEMO_TARGET, max_batch=1, deterministic=True, device="cpu", dtype=DEMO_DTYPE)
         drafters = {way: llm.load_head(head.folder) for way, head in heads.items() if head}
@@ -140,13 +140,12 @@ def demo(
     device = device_name(llm.target.device)
     settings = {
         "target": DEMO_TARGET, "dtype": DEMO_DTYPE, "quantize": None, "dataset": "humaneval",
-        "max_tokens": sampling.max_tokens, "repeats": len(questions), "engine": "native",
+        "max_tokens": sampling.max_tokens, "repeats": 1, "engine": "native",
     }  # fmt: skip
     found = report(measured, {**environment(device), "settings": settings})
     write_json(output, found)
-    common.console.print(
-        f"{DEMO_TARGET}, {DEMO_DTYPE}, greedy, {len(questions)} HumanEval prompts, {device}"
-    )
+    load = f"{DEMO_TARGET}, {DEMO_DTYPE}, greedy, {len(questions)} HumanEval prompts, {device}"
+    common.console.print(load)
     print_rows(found["rows"], *DEMO)
     same = all(row.get("same") in (None, len(questions)) for row in found["rows"])
     common.console.print(f"token ids identical: {'yes' if same else 'NO'}    written: {output}")

@@ -1,6 +1,7 @@
 """`peagle catalog`, `doctor` and `export`: models known by name, and heads checked and exported."""
 
 import json
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from peagle.catalog import find_name, how_to_get, load_catalog, model_name, record
 from peagle.cli import common
-from peagle.cli.options import App, with_flags
+from peagle.cli.options import App, refuse_idle, with_flags
 from peagle.errors import InputError
 from peagle.files import writing
 
@@ -72,6 +73,7 @@ def _filled(value: Any) -> Any:
 
 
 def doctor(
+    context: typer.Context,
     head: str,
     target: str | None = None,
     *,
@@ -92,6 +94,7 @@ def doctor(
     from peagle.tools.doctor import examine, verdict
 
     if target is None:
+        refuse_idle(context, ("chat_template", "dtype", "force"), "without a target")
         _show_outlook(head, device, as_json)
         return
     head_folder(head)  # before the target takes its time to load
@@ -123,7 +126,7 @@ def _show_outlook(name: str, device: str, as_json: bool) -> None:
     from peagle.model.loader import resolve_device
     from peagle.tools.outlook import catalogued, outlook
 
-    config = Path(name).expanduser() / "config.json"
+    config = Path(expanduser(name), "config.json")
     if config.is_file() and "draft_vocab_size" in config.read_text(errors="replace"):
         fix = "name its target after it"
         raise InputError("is a head", field="head", value=Path(name), fix=fix)
@@ -162,9 +165,8 @@ def export(
     from peagle.heads.save import save_drafter
     from peagle.tools.card import write_card
 
-    if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        fix = "name a new one"
-        raise InputError("is not an empty folder", field="output", value=output, fix=fix)
+    if output.exists():
+        raise InputError("exists already", field="output", value=output, fix="name a new one")
     name = target or read_keys(head_folder(head)).trained.target
     if not name:
         why = "its config does not name the target it was trained for"

@@ -17,6 +17,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial, wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from itertools import pairwise
+from os.path import expanduser
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -107,8 +108,7 @@ def group_with_default(command: str) -> type[TyperGroup]:
 
 def with_flags(text: str) -> str:
     """The text with the flags of the running command in place of fields in backticks."""
-    flags = _flags()
-    return FIELD.sub(lambda found: flags.get(found[1], found[0]), text)
+    return FIELD.sub(lambda found: _flags().get(found[1], found[0]), text)
 
 
 def _flag_of(field: str) -> str:
@@ -125,15 +125,16 @@ def _flags() -> dict[str | None, str]:
 
 
 def given(context: typer.Context, name: str) -> bool:
-    """Return whether an option has a value that is not its default."""
+    """Return whether an option has a value that is not its default, by the command line or a
+    settings file; a variable of the environment may be meant for another command."""
     source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+    return source is not None and source.name not in ("DEFAULT", "ENVIRONMENT")
 
 
 def refuse_idle(context: typer.Context, names: Iterable[str], when: str) -> None:
     """Raise InputError for the first of these options that is given: it does nothing `when`."""
     for name in filter(partial(given, context), names):
-        value = context.params[name]
+        value = None if name == "api_key" else context.params[name]  # a key is never shown
         raise InputError(f"does nothing {when}", field=name, value=value, fix="leave it out")
 
 
@@ -168,6 +169,8 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def run(**values: Any) -> Any:
+        # No shell expands the ~ of --output=~/a, or that of a settings file.
+        values |= {n: Path(expanduser(v)) for n, v in values.items() if isinstance(v, Path)}
         for name in values.keys() & hints.keys():
             _check_choice(name, hints[name], values[name])
         for name, (kind, names) in groups.items():

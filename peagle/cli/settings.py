@@ -1,12 +1,13 @@
 """Settings of a command from a YAML file, and of a recipe: they become its options' defaults."""
 
-from difflib import get_close_matches
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
+from peagle.catalog import did_you_mean
 from peagle.cli.common import existing_file
 from peagle.errors import InputError, first_line
 
@@ -26,7 +27,7 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     """Settings of a file; null leaves an option alone."""
     if path is None:
         return
-    existing_file(path, "config")
+    path = existing_file(Path(expanduser(path)), "config")
     try:
         loaded = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8, no date
@@ -38,8 +39,7 @@ def _from_file(context: typer.Context, path: Path | None) -> None:
     defaults = dict(context.default_map or {})
     for name, value in loaded.items():
         if name not in options:
-            near = get_close_matches(str(name), options, n=1)
-            fix = f"did you mean {near[0]}?" if near else f"choose from {', '.join(options)}"
+            fix = did_you_mean(str(name), options) or f"choose from {', '.join(options)}"
             raise InputError("unknown setting", field=str(name), fix=fix)
         if value is not None:
             defaults[name] = _typed(context, options[name], value)

@@ -69,7 +69,9 @@ def test_turns_beyond_the_context_are_left_out(llm: LLM) -> None:
     alone = measure_acceptance(llm, [["mat"]], GREEDY)
     with_long = measure_acceptance(llm, [["mat", too_long, "hat"], [too_long]], GREEDY)
     assert "takes 256 tokens of context" in with_long["error"]
-    assert with_long == alone | {"skipped_turns": 3, "error": with_long["error"]}
+    about = {"concurrency": 2, "skipped_turns": 3, "error": with_long["error"]}
+    assert alone["concurrency"] == 1, "as many as there are conversations"
+    assert with_long == alone | about
     with pytest.raises(RequestFailure, match="takes 256 tokens of context"):
         measure_acceptance(llm, [[too_long], [too_long, "mat"]], GREEDY)
 

@@ -1,6 +1,7 @@
 """`benchmarks/engines.py`: its processes and its ratios, with fake engines."""
 
 import sys
+from contextlib import closing
 from importlib import import_module
 
 import pytest
@@ -33,14 +34,33 @@ def row(engines):
 
 def test_a_peer_answers_until_it_fails(engines) -> None:
     peers = import_module("peers")
-    peer = peers.Peer([sys.executable, "-c", ECHO], {})
-    decode = peer.decoder({"method": "none"})
-    assert decode([[7], [8]], 2) == ([[7, 7], [8, 8]], 2.0, 1.5)
-    assert decode([[9]], 1).token_ids == [[9]]
-    with pytest.raises(peers.PeerFailure, match="nothing to do"):
-        decode([], 1)
-    with pytest.raises(peers.PeerFailure, match="nothing to do"):  # it stays so
-        decode([[9]], 1)
+    with closing(peers.Peer([sys.executable, "-c", ECHO], {})) as peer:
+        decode = peer.decoder({"method": "none"})
+        assert decode([[7], [8]], 2) == ([[7, 7], [8, 8]], 2.0, 1.5)
+        assert decode([[9]], 1).token_ids == [[9]]
+        with pytest.raises(peers.PeerFailure, match="^nothing to do$"):
+            decode([], 1)
+        with pytest.raises(peers.PeerFailure, match="^nothing to do$"):  # it stays so
+            decode([[9]], 1)
+    assert not peer.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("engines", "--concurrency 1,16 --prompts 3,12"),
+        ("trees", "--concurrency 1,32"),
+        ("trees", "--concurrency 1,4 --limit 2"),
+    ],
+)
+def test_a_load_needs_as_many_prompts(
+    benchmark_script, monkeypatch, capsys, name: str, line: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        benchmark_script(name).main()
+    assert ended.value.code == 2
+    assert "--concurrency: more than there are prompts" in capsys.readouterr().err
 
 
 def test_ratios_are_taken_within_repeats(engines, row) -> None:

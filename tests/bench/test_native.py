@@ -10,10 +10,10 @@ from tiny import METHODS, make_drafter, make_target
 
 from peagle.bench.native import Player, device_name
 from peagle.bench.summary import Sample
-from peagle.data.chat import prompt_ids
+from peagle.data.chat import Message, prompt_ids
 from peagle.engine.llm import LLM
 from peagle.engine.params import RequestFailure, SamplingParams
-from peagle.engine.request import Stats
+from peagle.engine.request import Request, Stats
 
 QUESTIONS = [["the cat"], ["what a day! what a day!"], ["then the other cat ran"], ["a"]]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -70,20 +70,27 @@ def test_as_many_at_a_time_as_asked(
 def test_later_turns_bring_the_answers_before_them(
     alone: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard = list[list[dict[str, str]]]()
-    ids = Player.ids
+    heard = list[list[Message]]()
+    request = Player.request
 
-    def noted(player: Player, messages: list[dict[str, str]]) -> list[int]:
+    def noted(player: Player, messages: list[Message], params: SamplingParams) -> Request:
         heard.append([dict(message) for message in messages])
-        return ids(player, messages)
+        return request(player, messages, params)
 
-    monkeypatch.setattr(Player, "ids", noted)
+    monkeypatch.setattr(Player, "request", noted)
     first, _ = Player(alone, PARAMS).play([["a", "b"]], 1).samples
     assert heard[1] == [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": first.text},
         {"role": "user", "content": "b"},
     ]
+
+
+def test_each_play_of_a_player_counts_alone(alone: LLM) -> None:
+    player = Player(alone, PARAMS)
+    first, second = player.play([["a"]], 1), player.play([["the cat"]], 1)
+    assert len(first.samples) == len(second.samples) == 1
+    assert first.drafting == second.drafting
 
 
 def test_a_turn_that_does_not_fit_ends_its_conversation_alone(alone: LLM) -> None:

@@ -86,14 +86,15 @@ def test_the_script_measures_every_method_and_load(
     script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, output = shrunk("openai/gpt-oss-20b", tmp_path), tmp_path / "shape.json"
-    options = "--k 3 --concurrency 1,2 --limit 4 --prompt-tokens 9 --max-tokens 40 --device cpu"
+    options = "--k 3 --concurrency 1,4 --limit 1 --prompt-tokens 9 --max-tokens 40 --device cpu"
     line = [small, *options.split(), "--acceptance", "p-eagle=3.0,eagle3=2.0"]
     monkeypatch.setattr(sys, "argv", ["random_weights.py", *line, "--output", str(output)])
     script.main()
     report = json.loads(output.read_text())
     rows = {(row["method"], row["concurrency"]): row for row in report["rows"]}
     assert report["complete"] and len(rows) == len(report["rows"]) == 3 * 2
-    for load in (1, 2):
+    assert report["settings"]["conversations"] == 4, "as many as run at a time"
+    for load in (1, 4):
         parallel, one_by_one = rows["p-eagle", load], rows["eagle3", load]
         assert parallel["acceptance_length"] > one_by_one["acceptance_length"] > 1.3
         assert rows["none", load]["output_tokens"] == parallel["output_tokens"] == 4 * 40

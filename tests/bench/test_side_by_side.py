@@ -10,11 +10,12 @@ from tiny import METHODS, make_drafter, make_target
 
 from peagle.bench import native, summary
 from peagle.bench.native import WARM_UP, Conversations, Player, side_by_side
-from peagle.bench.summary import Cell, Played, Result
+from peagle.bench.summary import Cell, Played, Result, Sample
 from peagle.data.chat import prompt_ids
 from peagle.engine.drafting import Drafting
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
+from peagle.engine.request import Stats
 from peagle.model.drafter import Drafter
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -41,13 +42,38 @@ def test_results_count_all_prompts_and_agree(llm: LLM) -> None:
         assert [list(sample.output) for sample in result.samples] == [a.token_ids for a in plain]
         assert summary.same(result, results[0])["same"] == 4
         row = summary.row(result, results[0])
-        assert row["output_tokens"] == result.tokens == 48  # the warm-up is not counted
+        assert row["output_tokens"] == 48  # the warm-up is not counted
         assert row.get("same", 4) == 4 and row["speed_up"] > 0
     cells = [(r.cell.drafting.method, r.cell.drafting.k) for r in results]
     assert cells == [("none", 0), ("p-eagle", 2), ("eagle3", 2)]
     alone = LLM(llm.target, make_drafter(llm.target, "p-eagle"), k=2).generate(asked, PARAMS)
-    assert results[1].stats.rounds == sum(answer.stats.rounds for answer in alone)
-    assert sum(results[1].stats.accepted) == sum(chain.from_iterable(a.drafted for a in alone))
+    [played] = results[1].repeats
+    assert played.drafting.rounds == sum(answer.stats.rounds for answer in alone)
+    assert sum(played.drafting.accepted) == sum(chain.from_iterable(a.drafted for a in alone))
+
+
+def test_speed_up_interval_and_bound_are_of_all_tokens(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short answers that are drafted well do not stand for the long ones."""
+    answers = [(20, 4.0), (20, 4.0), (64, 1.1), (64, 1.1)]  # tokens, times as fast
+
+    def play(results: list[Result], *_: Any) -> None:
+        for result in results:
+            for number, (tokens, times) in enumerate(answers):
+                seconds = tokens / times if result.cell.drafting.k else float(tokens)
+                sample = Sample(number, 0, seconds, 0.0, tokens, (number,))
+                stats = Stats(forwards=round(seconds), tokens=tokens)
+                result.repeats.append(Played([sample], seconds, stats))
+
+    monkeypatch.setattr(native, "play", play)
+    alone, head, _ = side_by_side(llm, chains(llm), PROMPTS, PARAMS)
+    row = summary.row(head, alone)
+    seconds = sum(tokens / times for tokens, times in answers)
+    assert row["speed_up"] == round(168 / seconds, 3) and row["repeats"] == 1
+    assert summary.doubt(row) is None
+    low, high = row["speed_up_95"]
+    assert low <= row["speed_up"] <= high
 
 
 def test_each_engine_is_warmed_up_at_its_load(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +91,7 @@ def test_each_engine_is_warmed_up_at_its_load(llm: LLM, monkeypatch: pytest.Monk
     parts = [(0, [[prompt] for prompt in PROMPTS])] * 2
     native.play(results, parts, lambda cell, seed: Player(next(opened), PARAMS))
     assert played == [(id(each), count) for each in engines for count in (3, len(PROMPTS))]
-    assert results[0].tokens == 2 * 48
+    assert sum(sample.tokens for sample in results[0].samples) == 2 * 48
 
 
 def test_an_answer_has_the_same_seed_in_all_cells(llm: LLM) -> None:

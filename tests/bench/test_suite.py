@@ -1,10 +1,12 @@
 """`benchmarks/suite.py`: the one runner, which has a command for every result that is kept."""
 
+import json
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -49,7 +51,8 @@ def test_speeds_without_avx512_are_kept_apart(benchmark_script, monkeypatch) -> 
     suite = benchmark_script("suite")
     for capability, ending in (("AVX2", "_avx2.json"), ("AVX512", ".json")):
         monkeypatch.setattr(suite.cpu, "get_cpu_capability", lambda found=capability: found)
-        assert suite.file_name("trees", "cpu") == f"trees{ending}"
+        for step in ("trees", "training_speed"):
+            assert suite.file_name(step, "cpu") == f"{step}{ending}"
         assert suite.file_name("acceptance", "cpu") == "acceptance.json"
         assert suite.file_name("bench", "cuda") == "bench.json"
 
@@ -64,7 +67,7 @@ def test_a_context_takes_problems_to_fill_it(benchmark_script) -> None:
 
 def test_what_is_left_out_says_why(steps) -> None:
     assert "name it with --qwen" in steps()["engines_qwen"].missing
-    assert steps(qwen="a.gguf")["engines_qwen"].command[-8:-6] == ["--target", "a.gguf"]
+    assert steps(qwen="a.gguf")["engines_qwen"].command[-2:] == ["--target", "a.gguf"]
     assert "name it with --vllm-python" in steps()["vllm_correction"].missing
     assert steps(vllm_python="python")["vllm_correction"].missing is None
     short = steps(short=True, vllm_python="python")
@@ -72,6 +75,52 @@ def test_what_is_left_out_says_why(steps) -> None:
         "acceptance_context", "acceptance_kinds", "acceptance_trees",
         "engines_gemma", "engines_qwen", "lossless", "training_speed", "vllm_correction",
     }  # fmt: skip
+
+
+def test_a_step_that_is_none(benchmark_script, monkeypatch, capsys) -> None:
+    """Nothing runs, and no table is written again."""
+    suite = benchmark_script("suite")
+    ran = Mock()
+    monkeypatch.setattr(suite.subprocess, "run", ran)
+    monkeypatch.setattr(sys, "argv", ["suite.py", "--only", "bnech"])
+    with pytest.raises(SystemExit) as ended:
+        suite.main()
+    assert ended.value.code == 2 and not ran.called
+    assert "--only bnech: choose from bench, acceptance_trees" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_run_that_was_cut_short_has_no_table(
+    benchmark_script, monkeypatch, tmp_path: Path, complete: bool
+) -> None:
+    tables = benchmark_script("tables")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    (tmp_path / "bench.json").write_text(json.dumps({"complete": complete, "rows": []}))
+    found = tables.lines_of({"bench": ("Loads", lambda report: ["a table"])})
+    assert ("a table" in found) == bool(found) == complete
+
+
+STEPS = """
+import torch
+import torch.nn.functional as F
+from training_speed import run_steps
+from peagle.train import passes
+
+class Row:
+    def step(self, *, count):
+        seen.append((count, F.linear is passes.LINEAR))
+
+seen = []
+passes.multiplies_bf16 = lambda device: False
+run_steps([Row()], 2, torch.device("cpu"))
+assert seen == [(False, False)] * 3 + [(True, False)] + [(False, False)] * 2
+assert F.linear is passes.LINEAR and not torch.backends.cuda.cudnn_sdp_enabled()
+"""
+
+
+def test_training_speed_is_that_of_the_trainer() -> None:
+    """Its steps run as the trainer's do, on a CPU without products of bf16, too."""
+    subprocess.run([sys.executable, "-c", STEPS], cwd=BENCHMARKS, check=True)
 
 
 def test_training_speed_has_documents(tmp_path: Path) -> None:

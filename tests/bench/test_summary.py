@@ -57,10 +57,10 @@ def test_a_target_alone_that_answered_nothing() -> None:
     base = result("none", [[]])
     base.repeats[0] = base.repeats[0]._replace(seconds=0.1)
     assert "speed_up" not in row(result("p-eagle", [[20, 20]]), base)
+    assert "speed_up" not in row(base, base)
 
 
-def test_what_a_server_does_not_count() -> None:
-    """vLLM counts rounds and draft tokens, and nothing of the other forwards."""
+def test_without_decoding_rounds_they_have_no_figures() -> None:
     found = acceptance_row(Stats(10, 30, [4, 1]))
     assert found["nodes"] == 3.0
     assert [found[name] for name in ("rows_per_round", "tokens_per_forward")] == [None, None]

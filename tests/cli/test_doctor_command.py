@@ -46,5 +46,21 @@ def test_refusals(refused, target: Path, heads: dict[str, Path], head, options, 
     refused("doctor", head or heads["p-eagle"], target, *options, field=field)
 
 
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        (("--dtype", "float32"), "dtype"),
+        (("--chat-template", "plain"), "chat_template"),
+        (("--force",), "force"),
+    ],
+)
+def test_options_that_need_a_target(refused, target: Path, option, field: str) -> None:
+    assert refused("doctor", target, *option, field=field).endswith("; leave it out")
+
+
+def test_a_home_that_is_none(refused) -> None:
+    assert "unknown model" in refused("doctor", "~no-such-user/x", field="target")
+
+
 def test_a_folder_that_is_no_head(refused, target: Path, tmp_path: Path) -> None:
     assert "no config.json" in refused("doctor", tmp_path, target)

@@ -141,6 +141,9 @@ def test_little_memory_is_enough(
         (("--method", "lookup"), "head"),
         (("--nodes", "0"), "nodes"),
         (("--nodes", "999", "--method", "lookup"), "nodes"),
+        # A chain is a head's.
+        (("--nodes", "8", "--k", "5"), "k"),
+        (("--nodes", "8", "--k", "5", "--method", "lookup"), "k"),
     ],
 )
 def test_refusals(refused, target: Path, questions: Path, options, field: str) -> None:

@@ -31,10 +31,16 @@ def test_exported_head_drafts_the_same(
     assert results[0] == results[1]
 
 
-def test_output_must_be_empty(refused, heads: dict[str, Path], tmp_path: Path) -> None:
-    for taken in (tmp_path / "file", tmp_path):
-        (tmp_path / "file").write_text("kept")
-        refused("export", heads["p-eagle"], taken, "--to", "vllm", field="output")
+def test_output_must_be_new(
+    refused, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is empty: a folder such as `.` or a mount point cannot be replaced."""
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for taken in (tmp_path / "file", tmp_path, tmp_path / "empty", "."):
+        line = refused("export", heads["p-eagle"], taken, "--to", "vllm", field="output")
+        assert line.endswith(f"output {taken}: exists already; name a new one")
     assert (tmp_path / "file").read_text() == "kept"
 
 

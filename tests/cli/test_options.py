@@ -186,6 +186,15 @@ def test_settings_from_a_file_and_options_in_rising_order(tmp_path: Path) -> Non
     assert bake_with("--config", file, "--spoons", 7)[1] == 7
 
 
+def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands it in --shop=~/a, or in a file; that of nobody stays."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "cake.yaml").write_text("shop: ~/a\n")
+    for options in (("--shop", "~/a"), ("--shop=~/a",), ("--config=~/cake.yaml",)):
+        assert bake_with(*options)[0].shop == tmp_path / "a"
+    assert bake_with("--shop", "~no-such-user/a")[0].shop == Path("~no-such-user/a")
+
+
 @pytest.mark.parametrize(
     ("line", "field"),
     [

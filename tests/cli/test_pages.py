@@ -26,7 +26,7 @@ SHORTER = {
     "synth": ("--count", "4", "--max-tokens", "16"),
     "generate": ("--max-tokens", "8"),
     "eval": ("--max-tokens", "8", "--limit", "1", "--no-timing"),
-    "bench": ("--max-tokens", "4", "--limit", "1", "--repeats", "1"),
+    "bench": ("--max-tokens", "4", "--limit", "1", "--repeats", "1", "--concurrency", "1"),
 }
 GUIDES = ("docs/deployment.md", "docs/jobs.md", "docs/troubleshooting.md")  # after a training
 TOO_NARROW = ("--quantize", "int4")

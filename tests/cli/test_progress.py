@@ -171,9 +171,24 @@ def test_ctrl_c_in_bench(target: Path, tmp_path: Path, interrupt: Conditions) ->
     how = ("--methods", "none", "--dataset", questions, "--max-tokens", 2, "--repeats", 2)
     interrupt.append(output.exists)
     result = interrupted("bench", target, *how, "--output", output)
-    last = result.stderr.splitlines()[-1]
-    assert last == f"stopped: 1 of 2 loads measured, each is in {output}"
-    assert len(read_json(output)["rows"]) == 1
+    assert result.stderr.splitlines()[-1] == "stopped: 1 of 2 loads measured"
+    report = read_json(output)
+    assert len(report["rows"]) == 1 and not report["complete"]
+    page = output.with_suffix(".html")
+    assert "Incomplete" in page.read_text() and str(page) in result.stdout.replace("\n", "")
+
+
+def test_ctrl_c_before_the_first_load(target: Path, tmp_path: Path, interrupt: Conditions) -> None:
+    """An earlier report and its page stay."""
+    questions = write_lines(tmp_path / "q.jsonl", {"turns": ["the cat"]})
+    files = [tmp_path / "bench.json", tmp_path / "bench.html"]
+    for file in files:
+        file.write_text("earlier")
+    how = ("--methods", "none", "--dataset", questions, "--max-tokens", 2, "--output", files[0])
+    interrupt.append(lambda: True)
+    result = interrupted("bench", target, *how)
+    assert result.stderr.splitlines()[-1] == "stopped: 0 of 3 loads measured"
+    assert result.stdout == "" and {file.read_text() for file in files} == {"earlier"}
 
 
 def test_training_says_what_it_trains_on_and_measures(

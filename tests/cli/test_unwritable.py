@@ -122,7 +122,7 @@ def test_a_cache_that_cannot_be(  # noqa: PLR0913, PLR0917 (fixtures)
 def test_without_a_home_the_cache_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Mock(side_effect=RuntimeError("Could not determine home directory."))
     monkeypatch.delenv("PEAGLE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(Path, "expanduser", none)
     assert main.in_a_line(PermissionError(errno.EACCES, "No", "/.cache/peagle/x")).endswith(MOVES)
 
 
