@@ -16,6 +16,7 @@ from refusals import TEXTS, VARIABLE
 from typer.core import TyperCommand, TyperGroup
 
 import peagle
+from peagle.bench.workload import read_workload
 from peagle.cli.main import COMMANDS, load_command
 
 ROOT = Path(__file__).parents[1]
@@ -289,7 +290,83 @@ def test_the_tutorials_figures_were_measured() -> None:
         assert f"step {step}: acceptance length {length:.2f} over {found['held_out']} doc" in text
     middle, low, high = found["questions"]["speed_up_k3"]
     assert f"worth it: {middle:.2f} × ({low:.2f}–{high:.2f}) the target alone at K = 3" in text
-    assert f"({found['answer_tokens']} answer tokens)" in text and found["commit"] in text
+    assert f"({found['answer_tokens']} answer tokens)" in text
+
+
+def test_the_readmes_installation_fits_the_clone() -> None:
+    """An environment comes before pip, and torch and its index are those of the other files."""
+    text = (ROOT / "README.md").read_text()
+    [block] = [b for kind, b in FENCE.findall(text) if kind == "sh" and "pip install" in b]
+    constraints = (ROOT / "constraints.txt").read_text()
+    [torch] = re.findall(r"^torch==\S+$", constraints, re.MULTILINE)
+    places = [block.index(each) for each in ("-m venv", "make wheel", f"pip install {torch} ")]
+    assert places == sorted(places)
+    [index] = set(re.findall(r"https://download[\w./]+", text))
+    assert f"--index-url {index}\n" in block and f"PIP_EXTRA_INDEX_URL={index} make demo" in text
+    for file in (".github/workflows/tests.yml", "docker/cpu.Dockerfile", "CONTRIBUTING.md"):
+        assert index in (ROOT / file).read_text(), file
+
+
+def test_the_readmes_line_of_prompts_is_read(tmp_path: Path) -> None:
+    [record] = re.findall(r'`(\{"turns".*?\})`', (ROOT / "README.md").read_text())
+    file = tmp_path / "questions.jsonl"
+    file.write_text(f"{record}\n")
+    assert read_workload(str(file)).conversations == [["a question"]]
+
+
+def test_ties_of_any_target_can_be_told_from_bugs() -> None:
+    """By the two commands of the page: benchmarks/lossless.py knows the demo target only."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    section = page.split("\n## The output differs")[1].split("\n## ")[0]
+    both = shown(section)
+    assert len(both) == 2 and all({"--json", "--logprobs"} <= {*words} for words in both)
+    assert "lossless.py" not in section
+
+
+def test_the_tutorial_serves_its_own_files_by_vllm() -> None:
+    steps = shown((ROOT / "docs" / "tutorial.md").read_text())
+    [words] = [words for words in steps if "--vllm-python" in words]
+    assert words[:4] == ["serve", "coder.gguf", "--head", "runs/mine/best"]
+
+
+def test_skypilot_is_started_where_its_workdir_is_the_clone() -> None:
+    """A relative workdir begins at the folder of the command."""
+    text = (ROOT / "docs" / "jobs" / "skypilot.yaml").read_text()
+    [file] = re.findall(r"from the root of a clone: sky jobs launch (\S+)", text)
+    assert (ROOT / file).read_text() == text and "\nworkdir: .\n" in text
+
+
+def test_speeds_without_avx512_are_of_the_present_heads() -> None:
+    results = ROOT / "benchmarks" / "results"
+    rows = json.loads((results / "acceptance.json").read_text())["rows"]
+    present = {row["method"]: row["settings"]["head"] for row in rows}
+    files = list(results.glob("*_avx2.json"))
+    assert files
+    for file in files:
+        heads = json.loads(file.read_text())["settings"].get("heads", {})
+        assert heads.items() <= present.items(), file.name
+    page = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
+    assert "except those without AVX-512: those are of the present heads" in page
+
+
+def test_the_readme_has_the_speed_ups_without_avx512() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "trees_avx2.json").read_text())
+    measured = []
+    for way in ("P-EAGLE", "EAGLE-3 + lookup"):
+        for part in ("humaneval", "mt-bench"):
+            [row] = [each for each in results["parts"][part] if each["way"] == way]
+            measured.append(f"{row['speed_up']:.2f} ×")
+    text = "P-EAGLE makes HumanEval {} and MT-Bench {} as fast, EAGLE-3 {} and {}."
+    assert text.format(*measured) in (ROOT / "README.md").read_text()
+
+
+def test_machines_without_avx512_have_the_name_of_those_with_it() -> None:
+    results = ROOT / "benchmarks" / "results"
+    for file in results.glob("engines*_avx2.json"):
+        other = file.with_name(file.name.replace("_avx2", ""))
+        names = {json.loads(each.read_text())["device"] for each in (file, other)}
+        assert len(names) == 1, file.name
+    assert "whose virtual CPU hides AVX-512" in (ROOT / "docs" / "benchmarks.md").read_text()
 
 
 def test_the_tables_are_what_the_script_writes() -> None:

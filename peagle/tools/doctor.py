@@ -182,8 +182,7 @@ def _features(drafter: Drafter, target: Target, ids: list[int]) -> str:
     blocks = range(blocks_of(len(ids)))
     cache = KVCache(len(blocks), target.kv_shapes, target.dtype, target.device)
     features = model.forward(Batch.of([Span(blocks, 0, ids)]), cache, layers).features
-    tapped = features.view(len(ids), len(layers), -1)
-    gap = tapped - expected
+    gap = features.view(len(ids), len(layers), -1) - expected
     away = (gap.norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-6)).amax(0)  # (F,)
     dtype = str(target.dtype).removeprefix("torch.")
     largest = f"{dtype}: max difference {gap.abs().max():.1e}, {away.max():.0e} of a row"
