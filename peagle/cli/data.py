@@ -258,8 +258,7 @@ def summarize(
         raise InputError("no records: the file is empty", value=path)
     ranked = np.percentile(lengths or [0], PERCENTILES, method="nearest").tolist()
     shares = {f"p{percent}": n for percent, n in zip(PERCENTILES, ranked, strict=True)}
-    found = {"lengths": shares, "unusable": len(reasons), "reasons": reasons[:MAX_REASONS]}
-    return counts | found
+    return counts | {"lengths": shares, "unusable": len(reasons), "reasons": reasons[:MAX_REASONS]}
 
 
 def nth_record(path: Path, number: int) -> dict[str, Any]:

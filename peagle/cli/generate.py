@@ -75,8 +75,7 @@ def generate(
         typer.echo(json.dumps(summary(run) | {"lookup": llm.drafting.lookup}, ensure_ascii=False))
         _check_answered(run)
         return
-    chunks = show_trees(llm, run) if show_tree else run
-    _show_answer(llm, run, model, chunks)
+    _show_answer(llm, run, model, show_trees(llm, run) if show_tree else run)
 
 
 def chat(

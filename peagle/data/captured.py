@@ -146,8 +146,7 @@ def _sha256(text: str) -> str:
 
 def target_hashes(target: BaseTarget) -> dict[str, Any]:
     """Return the fields of `Origin` that identify a target."""
-    hashes = (config_hash, weights_hash, template_hash)
-    return {each.__name__: each(target) for each in hashes}
+    return {each.__name__: each(target) for each in (config_hash, weights_hash, template_hash)}
 
 
 def difference(was: Origin, now: Origin) -> str:

@@ -25,7 +25,7 @@ from operator import mul
 from typing import NamedTuple
 
 from peagle.engine.budget import Ask, Budget, Round
-from peagle.engine.costs import MEASURED, PROMPT_ROWS, Curve
+from peagle.engine.costs import MAX_RATIO, MEASURED, PROMPT_ROWS, Curve
 from peagle.engine.tree import Draft
 
 MIN_GAIN = 1.04  # minimum promised speed-up over decoding without drafts: estimates are not exact
@@ -89,6 +89,7 @@ class AdaptiveBudget(Budget):
         self._warned = False
         self.draft = draft  # of the first forward
         self.deeper = deepcopy(draft)  # of the others
+        self.extra = 0.0  # seconds of drafting beside the drafter's forwards
         self.overhead = 0.0  # seconds of a round outside both models
         # Nodes (K, C) that a draft is expected to have, found by the drafter only.
         self.expected = histogram(k, ((depth, GUESS ** (depth + 1)) for depth in range(k)))
@@ -123,11 +124,14 @@ class AdaptiveBudget(Budget):
             )
 
     def _learn_drafting(self, rows: Sequence[float], seconds: float) -> None:
-        """Rounds of several depths tell the first forward's costs from the others': an error is
-        shared by the squares of the expected parts (normalised least mean squares)."""
-        first, deeper = self.draft(rows[0]), sum(map(self.deeper, rows[1:]))
-        share = (seconds - first - deeper) / (first**2 + deeper**2)
-        self.draft.observe(rows[:1], first + share * first**2)
+        """Rounds of several depths and sizes tell the costs of each forward, of its rows, and of
+        what no row costs, such as trees: an error is shared by the squares of the expected parts
+        (normalised least mean squares)."""
+        first, one = self.draft(rows[0]), self.draft(1)
+        fixed, by_rows, deeper = self.extra + one, first - one, sum(map(self.deeper, rows[1:]))
+        share = (seconds - fixed - by_rows - deeper) / (fixed**2 + by_rows**2 + deeper**2)
+        self.extra += MEASURED * fixed * min(share * fixed, MAX_RATIO - 1)
+        self.draft.observe(rows[:1], first + share * by_rows**2)
         if deeper:
             self.deeper.observe(rows[1:], deeper + share * deeper**2)
 
@@ -251,4 +255,4 @@ class AdaptiveBudget(Budget):
     def _drafting(self, requests: float, k: int, gain: float) -> float:
         """Seconds of the new slots, one or more a request, and of what follows them."""
         first, *deeper = self.passes(requests + gain, [requests] * (k - 1))
-        return self.draft(first) + sum(map(self.deeper, deeper))
+        return self.extra + self.draft(first) + sum(map(self.deeper, deeper))

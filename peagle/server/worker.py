@@ -228,6 +228,7 @@ class Worker:
         for _ in range(max(self._posted.qsize(), self._engine.idle)):
             call = self._posted.get()
             if call is None:
+                self._posted.put(None)  # for whoever takes the rest, where ending fails
                 return False
             call()
         return True

@@ -95,8 +95,17 @@ def test_what_a_round_needs_once_is_not_the_cost_of_each_pass() -> None:
         passes = 1 + number % 5
         drafting = 0.0020 + 0.0003 * (passes - 1)
         budget.learn(Round(1 + passes, [1.0] * passes, FLAT[1], drafting, 0.0))
-    assert budget.draft(1) == pytest.approx(0.0020, rel=0.1)
+    assert budget.extra + budget.draft(1) == pytest.approx(0.0020, rel=0.1)
     assert budget.deeper(1) == pytest.approx(0.0003, rel=0.2)
+
+
+def test_what_a_round_needs_once_is_not_the_cost_of_rows() -> None:
+    """A prompt would cost several times what it does, and would not be drafted for."""
+    budget = chooser(draft={1: 0.0010, 8: 0.0017, 256: 0.0500})
+    for _ in range(400):
+        budget.learn(Round(4, [5.0], budget.verify(4), 0.0014 + 0.0030, 0.0))
+    assert budget.extra == pytest.approx(0.0030, rel=0.15)
+    assert budget.draft(PROMPT_ROWS) < 0.065
 
 
 def test_depths_not_drafted_go_on_as_those_before() -> None:
