@@ -53,7 +53,7 @@ CONTEXT = Sizes(
     "--context 150,1000,2000,4000,7500 --k 7 --limit 12 --max-tokens 48 --batch 1", None
 )
 KINDS = Sizes("--kinds --k 7", None)
-ENGINES = Sizes("", "--concurrency 1 --prompts 1 --repeats 1 --max-tokens 4")
+ENGINES = Sizes("", "--concurrency 1 --prompts 1,1 --repeats 1,1 --max-tokens 4,4")
 OTHER_TARGETS = ("qwen", "gemma")  # Qwen2.5-Coder-0.5B and Gemma 3 270M
 SPEEDS = ("bench", "engines", "engines_qwen", "engines_gemma", "trees", "training_speed")
 SCRIPTS = {
