@@ -124,6 +124,15 @@ def known_entry(name: str) -> Entry | None:
     return entries.get(_names(entries).get(name.lower(), name))
 
 
+def source_of(name: str) -> PackagedGGUF | str:
+    """The place of a target: that of the entry with exactly this name, else a folder, else that of
+    the entry whose name or hub id it is in any case; the name itself where it is none of these."""
+    entry = load_catalog().get(name)
+    if entry is None and not Path(expanduser(name)).is_dir():
+        entry = known_entry(name)
+    return entry.target if entry else name
+
+
 def _names(entries: Mapping[str, Entry]) -> dict[str, str]:
     """Catalog names by themselves and by their targets' hub ids, in lower case because hub
     ids ignore case. If several entries have one target, the last one counts: the user's."""

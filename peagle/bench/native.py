@@ -57,10 +57,8 @@ class Player:
         self.samples = list[Sample]()
         self.stats = Stats()
         started = time.perf_counter()
-        waiting = (
-            self._conversation(number, turns, on_turns)
-            for number, turns in enumerate(conversations, first)
-        )
+        numbered = enumerate(conversations, first)
+        waiting = (self._conversation(number, turns, on_turns) for number, turns in numbered)
         running = list[Iterator[None]]()
         while True:
             running = [each for each in running if _goes_on(each)]

@@ -18,7 +18,6 @@ from peagle.errors import InputError
 from peagle.files import replace_file, writing
 
 FORMAT = 1
-PACKAGES = ("peagle", "torch", "transformers", "vllm")
 Row = dict[str, Any]
 
 
@@ -65,7 +64,7 @@ def report(results: list[Result], about: dict[str, Any]) -> dict[str, Any]:
 def environment(device: str) -> dict[str, Any]:
     """Device, versions and commit, as the JSON files have them."""
     versions = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in ("peagle", "torch", "transformers", "vllm"):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return {"device": device, "versions": versions, "git_commit": _commit()}

@@ -11,7 +11,6 @@ from peagle.engine.request import Stats
 
 DRAWS = 2000  # of the bootstrap
 MAX_EXCESS = 1.1  # of a speed-up over the tokens a target forward; more is not the drafter's
-NO_DRAFTS: dict[str, Any] = {"acceptance_length": None, "accepted_per_position": []}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def row(result: Result, base: Result | None) -> dict[str, Any]:
         **percentiles("ttft", [s.ttft for s in samples]),
         **percentiles("tpot", [s.tpot for s in samples if s.tpot is not None]),
         **acceptance_row(whole.drafting),
-        **({} if whole.drafting.rounds else NO_DRAFTS),
+        **({} if whole.drafting.rounds else {"acceptance_length": None}),
         **(compared(result, base) if base else {}),
         "errors": len(whole.errors),
         "error": next(iter(whole.errors), None),

@@ -19,7 +19,7 @@ from peagle.catalog import METHODS, model_name
 from peagle.cli.options import flag, with_flags
 from peagle.errors import InputError, check_at_least
 from peagle.files import writing
-from peagle.vllm.process import default_engine
+from peagle.vllm.process import Engine, default_engine
 
 if TYPE_CHECKING:  # what runs models is imported by what runs: --help does not wait for torch
     from peagle.engine.llm import LLM
@@ -197,10 +197,8 @@ def announced_device(name: str) -> str:
 
 
 def resolve_engine(
-    named: Literal["auto", "native", "vllm"],
-    python: Path | None,
-    options: Mapping[str, object],
-) -> Literal["native", "vllm"]:
+    named: Engine | Literal["auto"], python: Path | None, options: Mapping[str, object]
+) -> Engine:
     """The engine of `--engine`; what auto selects on a GPU machine is printed on stderr.
 
     `options`: those of NOT_VLLMS that are given, with their values. What vLLM lacks of them selects

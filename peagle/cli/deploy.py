@@ -72,7 +72,9 @@ def start(
     """
     idle = set().union(*ONLY_AT.values()).difference(ONLY_AT[where.to])
     refuse_idle(context, sorted(idle), f"with --to {where.to}")
-    entry = _entry(name)
+    # A hub id that the catalog does not know has neither a head nor flags.
+    unknown = known_entry(name) is None and is_hub_id(name)
+    entry = Entry(target=name, heads={}) if unknown else find_entry(name)
     if where.to == "local":
         line = _line(name, entry, choices)
         typer.echo(shlex.join(line))
@@ -162,13 +164,6 @@ def _line(name: str, entry: Entry, choices: Choices) -> list[str]:
     options = {"engine": engine, "head": choices.head, "method": choices.method, "k": choices.k,
                "max-batch": choices.load}  # fmt: skip
     return ["peagle", "serve", name, *flag_options(options), *(["--", *flags] if flags else [])]
-
-
-def _entry(name: str) -> Entry:
-    """The catalog's entry. A hub id that it does not know has neither a head nor flags."""
-    if known_entry(name) is None and is_hub_id(name):
-        return Entry(target=name, heads={})
-    return find_entry(name)
 
 
 def _ask(what: str, yes: bool) -> None:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.data.documents import Documents, Part, tensors_of
-from peagle.data.example import Example, fingerprint
+from peagle.data.example import Examples, fingerprint
 from peagle.errors import InputError
 from peagle.files import replacing
 from peagle.model.base_target import BaseTarget, TargetOutput
@@ -71,20 +71,13 @@ def token_bytes(width: int, layers: int) -> int:
 
 
 def write_shard(
-    path: Path,
-    origin: Origin,
-    first: int,  # number of the first document in the capture
-    examples: Sequence[Example],
-    outputs: Iterable[TargetOutput],
+    path: Path, origin: Origin, first: int, examples: Examples, outputs: Iterable[TargetOutput]
 ) -> None:
-    """Write documents to a file, whole or not at all. Raises OSError when the disk refuses."""
-    features: list[Tensor] = []
-    hidden: list[Tensor] = []
-    for output in outputs:  # moved one by one: together they may not fit next to the target
-        features.append(output.features.to("cpu", DTYPE))
-        hidden.append(output.hidden.to("cpu", DTYPE))
-    tensors = tensors_of(examples)
-    tensors |= {"features": torch.cat(features), "hidden": torch.cat(hidden)}
+    """Write documents to a file, whole or not at all; `first`: number of the first one in the
+    capture. Raises OSError when the disk refuses."""
+    # Moved one by one: together they may not fit next to the target.
+    moved = [TargetOutput(o.hidden.to("cpu", DTYPE), o.features.to("cpu", DTYPE)) for o in outputs]
+    tensors = tensors_of(examples) | _joined(moved)._asdict()
     end = first + len(examples)
     facts = {"origin": asdict(origin), "first": first, "end": end, "sha256": _checksum(tensors)}
     text = json.dumps(facts)
@@ -193,8 +186,7 @@ class Captures(Documents[Shard]):
         """Raises InputError when a folder is no capture or is named twice, a part of a capture is
         missing, or a shard is damaged."""
         if len({folder.resolve() for folder in folders}) < len(folders):
-            fix = "name each once"
-            raise InputError("a captured folder is named twice", field="data", fix=fix)
+            raise InputError("a captured folder is named twice", field="data", fix="name each once")
         found = defaultdict[Origin, list[Shard]](list)  # of each capture
         for folder in folders:
             shards = read_shards(folder)
@@ -241,11 +233,15 @@ class Captures(Documents[Shard]):
 
     def output(self, documents: Sequence[int], target: BaseTarget) -> TargetOutput:
         """Return the output of `target` for documents, concatenated, in its dtype and device."""
-        outputs = [shard.output(number) for shard, number in map(self.find, documents)]
-        hidden = torch.cat([output.hidden for output in outputs])
-        features = torch.cat([output.features for output in outputs])
+        found = _joined([shard.output(number) for shard, number in map(self.find, documents)])
         place = (target.device, target.dtype)
-        return TargetOutput(hidden.to(*place), features.to(*place))
+        return TargetOutput(found.hidden.to(*place), found.features.to(*place))
+
+
+def _joined(outputs: Sequence[TargetOutput]) -> TargetOutput:
+    """The output for documents, concatenated."""
+    hidden, features = zip(*outputs, strict=True)
+    return TargetOutput(torch.cat(hidden), torch.cat(features))
 
 
 def _gap(shards: Sequence[Shard]) -> str:

@@ -112,7 +112,7 @@ def _asks(messages: list[chat.Message]) -> list[list[chat.Message]]:
     """Messages between answers: each list ends with a user's turn or a tool's result."""
     asks: list[list[chat.Message]] = []
     current: list[chat.Message] = []
-    for message in messages:
+    for message in (*messages, ANSWER):  # the answer that the last turns ask for
         role = message["role"]
         calls = message.get("tool_calls")
         ready = bool(current) and current[-1]["role"] in chat.ASKING
@@ -121,8 +121,6 @@ def _asks(messages: list[chat.Message]) -> list[list[chat.Message]]:
             current = []
         if role != "assistant" or calls:
             current.append(message)
-    if current and current[-1]["role"] in chat.ASKING:
-        asks.append(current)
     if not asks:
         raise InputError("ends with a tool call that has no result: nothing to answer")
     return asks

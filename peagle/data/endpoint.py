@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from peagle.data.chat import Conversation, Message, Style, check_text, to_messages
+from peagle.data.chat import Conversation, Message, check_text, to_messages
 from peagle.engine.params import SamplingParams
 from peagle.errors import InputError, first_line
 from peagle.model.thoughts import THINKING
@@ -195,7 +195,7 @@ async def _answer(
 ) -> None:
     """Answer one turn. If the conversation leaves the server's context too little room, a shorter
     answer is requested; if it leaves none, the turn is skipped."""
-    body = _body(endpoint.model, record.asked(), record.conversation.style, params)
+    body = _body(endpoint.model, record, params)
     for limit in ({"max_tokens": params.max_tokens}, {}):
         try:
             answer = await _ask(client, endpoint, body | limit)
@@ -209,9 +209,8 @@ async def _answer(
     record.skip()
 
 
-def _body(
-    model: str, messages: list[Message], style: Style, params: SamplingParams
-) -> dict[str, Any]:
+def _body(model: str, record: PendingRecord, params: SamplingParams) -> dict[str, Any]:
+    messages = record.asked()
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
     body = {
         "model": model,
@@ -219,8 +218,8 @@ def _body(
         "temperature": params.temperature,
         "top_p": params.top_p,
         "seed": params.seed,
-        "tools": style.tools,
-        "chat_template_kwargs": dict(style.args) or None,
+        "tools": record.conversation.style.tools,
+        "chat_template_kwargs": dict(record.conversation.style.args) or None,
     }
     return {name: value for name, value in body.items() if value is not None}
 

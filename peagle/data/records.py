@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from peagle.errors import InputError, InputWarning, first_line
-from peagle.files import unusable, writing
+from peagle.files import writing
 from peagle.locks import hold
 
 MAX_UNUSABLE = 0.05  # share of the records
@@ -144,12 +144,10 @@ def check_plain(output: Path) -> None:
 def open_to_append(output: Path) -> BinaryIO:
     """Open a file, and make its folder when it is not there. No other process can open it so until
     it is closed, or this process ends. Raises InputError when another process has it open."""
-    try:
+    with writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         file = output.open("a+b")
         hold(file, output)
-    except OSError as error:
-        raise unusable(error, output) from error
     return file
 
 

@@ -34,6 +34,7 @@ MIX: Mapping[str, float] = {"chat": 0.5, "code": 0.25, "math": 0.25}
 USER = SamplingParams(temperature=0.9, top_p=0.95)  # how user turns are sampled
 STARTERS_FILE = Path(__file__).with_name("starters.yaml")
 STARTERS: Mapping[str, list[str]] = yaml.safe_load(STARTERS_FILE.read_text())
+OnRecord = Callable[[int, int], None]  # called with the number of records so far, and of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +109,7 @@ def user_turn(
 
 
 def synthesize(
-    llm: LLM,
-    output: Path,
-    config: SynthConfig,
-    on_record: Callable[[int, int], None] = lambda done, total: None,
+    llm: LLM, output: Path, config: SynthConfig, on_record: OnRecord = lambda done, total: None
 ) -> SynthReport:
     """Have the target write prompts and answer them, until `output` holds `config.count` records,
     each a line with `record`, `kind`, `draw`, `messages`, `prompt_ids`, `answer_ids`.
@@ -139,7 +137,7 @@ class _Synthesis:
         known = llm.tokenizer.added_tokens_decoder
         self.special = {token for token, added in known.items() if added.special}
 
-    def run(self, output: Path, on_record: Callable[[int, int], None]) -> SynthReport:
+    def run(self, output: Path, on_record: OnRecord) -> SynthReport:
         total = self.config.count
         with open_to_append(output) as file:
             next_draw = 0

@@ -15,13 +15,12 @@ from peagle.deploy.data import Image, facts
 from peagle.deploy.heads import RemoteHead, choose, warn
 from peagle.errors import InputError, check_at_least
 from peagle.vllm import flags
-from peagle.vllm.process import numbers
+from peagle.vllm.process import Engine, numbers
 
 MAX_LABEL_LENGTH = 34  # the production-stack chart adds 22 characters, of 63 that a name has
 MAX_GPUS = 8
 BLACKWELL = (10,)  # its compute capability
 KEY_VARIABLES = {"native": "PEAGLE_API_KEY", "vllm": "VLLM_API_KEY"}
-Engine = Literal["native", "vllm"]
 
 
 class DeployFailed(RuntimeError):
@@ -281,7 +280,6 @@ def profile_flags(
     engine or GPU."""
     if profile is None:
         return {}
-    why = None
     if engine == "native":
         why = "profiles are flags of vLLM"
         fix = "set `engine` to vllm"
@@ -291,9 +289,9 @@ def profile_flags(
     elif profile in facts().gpus and gpu not in (None, profile):
         why = f"is for that GPU, not for {gpu}"
         fix = f"set `gpu` to {profile}"
-    if why is not None:
-        raise InputError(why, field="profile", value=profile, fix=fix)
-    return entry.profiles[profile]
+    else:
+        return entry.profiles[profile]
+    raise InputError(why, field="profile", value=profile, fix=fix)
 
 
 def resource_name(name: str) -> str:

@@ -117,11 +117,9 @@ class AdaptiveBudget(Budget):
         self._slow = self._slow + seconds if ratio > SLOW else 0.0
         if self._slow > MAX_SLOW_SECONDS and not self._warned:
             self._warned = True
-            log.warning(
-                "forwards take %.0f times as long as before: other processes seem to use "
-                "this device; on a CPU, OMP_NUM_THREADS=1 leaves them room",
-                ratio,
-            )
+            why = "other processes seem to use this device"
+            fix = "on a CPU, OMP_NUM_THREADS=1 leaves them room"
+            log.warning("forwards take %.0f times as long as before: %s; %s", ratio, why, fix)
 
     def _learn_drafting(self, rows: Sequence[float], seconds: float) -> None:
         """Rounds of several depths and sizes tell the costs of each forward, of its rows, and of

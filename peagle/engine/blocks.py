@@ -9,18 +9,10 @@ from the features that are kept with it.
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 ROOT = 0  # prefix id before a first block
 
 Key = tuple[int, tuple[int, ...]]  # prefix id of the block before, the block's tokens and the next
-
-
-class Prefix(NamedTuple):
-    """Cached blocks that a prompt begins with."""
-
-    blocks: list[int]
-    prefix_id: int  # of all their tokens
 
 
 class BlockPool:
@@ -69,9 +61,9 @@ class BlockPool:
                 if block not in self._keys:
                     self._free.move_to_end(block, last=False)  # it holds nothing worth keeping
 
-    def find(self, tokens: Sequence[int]) -> Prefix:
-        """The longest run of cached blocks that `tokens` begin with; each gets one more user. At
-        least one token is left over."""
+    def find(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+        """The longest run of cached blocks that `tokens` begin with, and the prefix id of all their
+        tokens. Each block gets one more user. At least one token is left over."""
         found = list[int]()
         prefix_id = ROOT
         for end in range(self.size, len(tokens), self.size):
@@ -82,7 +74,7 @@ class BlockPool:
             self._ref_counts[block] += 1
             self._free.pop(block, None)
             found.append(block)
-        return Prefix(found, prefix_id)
+        return found, prefix_id
 
     def remember(self, block: int, before: int, tokens: Iterable[int]) -> int:
         """Let a full block be found by its `size` tokens and the next one, after prefix `before`.

@@ -55,13 +55,9 @@ class CorrectedScores:
     candidates of the row before it, and after another token (lookup's) on request."""
 
     def __init__(
-        self,
-        drafter: Drafter,
-        table: Tensor,  # by `correction_table`
-        drafted: Drafted,
-        siblings: int,  # candidates after a path
-        chance: Chance,
+        self, drafter: Drafter, table: Tensor, drafted: Drafted, siblings: int, chance: Chance
     ) -> None:
+        """`table`: by `correction_table`. `siblings`: candidates after a path."""
         assert drafter.correction is not None
         self.correction = drafter.correction
         self.table = table

@@ -107,9 +107,29 @@ class Scorer:
             score = lambda row, before: logits[row]  # noqa: E731 (the same, known already)
         for at, matcher in enumerate(matchers):
             if self.method.conditional or matcher is not None:
-                guide = None if matcher is None else Guide(matcher)
-                offers[at] = Guided(self, score, rows[at], newest[at], guide)
+                offers[at] = self.guided(score, rows[at], newest[at], matcher)
         return offers
+
+    def guided(
+        self, score: Callable[[int, int], Tensor], rows: range, newest: int, matcher: Matcher | None
+    ) -> Offer:
+        """Candidates of a request that depend on the path: it has a grammar, or the method's logits
+        depend on the token before. Only the paths that a tree reaches are scored.
+
+        `score`: logits (V,) of a row, given the token before. `rows`: the request's, by depth.
+        """
+        guide = None if matcher is None else Guide(matcher)
+
+        def offer(path: Path) -> Iterable[Candidate]:
+            depth = len(path)
+            if depth >= len(rows):
+                return ()
+            logits = score(rows[depth], [newest, *path][-1])
+            if guide is None:
+                return self.rank(logits[None], [depth])[0]
+            return self.allowed(logits, depth, guide.after(path))
+
+        return offer
 
     def chains(self, steps: DraftSteps, matchers: Sequence[Matcher | None]) -> list[Offer]:
         """Offers of a method that drafts one token after another. Where no grammar limits it, a
@@ -174,24 +194,3 @@ class Guide:
             before = self.after(path[:-1])
             self._known[path] = before.after(path[-1]) if before else None
         return self._known[path]
-
-
-@dataclass(slots=True)
-class Guided:
-    """Candidates of a request that depend on the path: it has a grammar, or the method's logits
-    depend on the token before. Only the paths that a tree reaches are scored."""
-
-    scorer: Scorer
-    score: Callable[[int, int], Tensor]  # (V,) of a row, given the token before
-    rows: range  # by depth
-    newest: int
-    guide: Guide | None
-
-    def __call__(self, path: Path) -> Iterable[Candidate]:
-        depth = len(path)
-        if depth >= len(self.rows):
-            return ()
-        logits = self.score(self.rows[depth], [self.newest, *path][-1])
-        if self.guide is None:
-            return self.scorer.rank(logits[None], [depth])[0]
-        return self.scorer.allowed(logits, depth, self.guide.after(path))

@@ -174,11 +174,10 @@ class AfterThoughts(Matcher):
     """Allows every token while the target thinks, then those that its answer's grammar allows."""
 
     def __init__(
-        self,
-        answer: Matcher,
-        ended: Callable[[list[int]], bool],  # by these tokens, the newest ones
-        opening: int | None,  # token that thoughts may begin with; None once they have begun
+        self, answer: Matcher, ended: Callable[[list[int]], bool], opening: int | None
     ) -> None:
+        """`ended`: whether thoughts end with these tokens, the newest ones. `opening`: the token
+        that thoughts may begin with; None once they have begun."""
         self._answer = answer
         self.vocabulary = answer.vocabulary
         self._ended = ended

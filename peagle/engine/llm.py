@@ -25,6 +25,7 @@ from peagle.model.base_target import BaseTarget
 from peagle.model.drafter import Drafter
 
 Prompt = str | list[int]
+Params = SamplingParams | Sequence[SamplingParams]  # for all prompts, or one for each
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -161,11 +162,7 @@ class LLM(Setup):
         text = TextStream(self.tokenizer, params.stop)
         return Request(index, len(ids), list(ids), params, sampler, text)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], params: Params | None = None) -> list[Completion]:
         """Complete prompts (texts, or token ids) or one text, all with one set of parameters or one
         each; with n > 1, the first prompt's n answers come first.
 
@@ -178,11 +175,7 @@ class LLM(Setup):
                 raise RequestFailure(f"answer {number}: {answer.failure}")
         return answers
 
-    def stream(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Run:
+    def stream(self, prompts: Sequence[Prompt], params: Params | None = None) -> Run:
         """Iterate over `Chunk`s of text as they are decided; then `.completions()`."""
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if params is None or isinstance(params, SamplingParams):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
 from peagle.heads.checks import TABLE, check
 from peagle.heads.format import HeadKeys, head_folder, read_head, state_dict_of
@@ -86,7 +85,10 @@ def try_both(drafter: Drafter, target: "Target", ids: Sequence[int]) -> Trial:
 @torch.no_grad()
 def _accepted(drafter: Drafter, target: "Target", layers: tuple[int, ...]) -> float:
     """Expected share of accepted first draft tokens, over all positions of TEXT."""
-    tokens = _tokens(target)
+    ids: Sequence[int] = range(2, len(target.embedding))
+    if target.tokenizer is not None:
+        ids = target.tokenizer(TEXT.read_text())["input_ids"]
+    tokens = torch.tensor(ids[: target.max_context], device=target.device)
     positions = torch.arange(len(tokens), device=tokens.device)
     out = target.forward(tokens, positions, CausalAttend(), layers)
     features = drafter.project(out.features[:-1])
@@ -94,10 +96,3 @@ def _accepted(drafter: Drafter, target: "Target", layers: tuple[int, ...]) -> fl
     offered = drafter.logits(normed).float().softmax(-1)
     chosen = target.logits(out.hidden[1:]).float().softmax(-1)[:, drafter.target_ids]
     return float(torch.minimum(offered, chosen).sum(-1).mean())
-
-
-def _tokens(target: "Target") -> Tensor:
-    ids: Sequence[int] = range(2, len(target.embedding))
-    if target.tokenizer is not None:
-        ids = target.tokenizer(TEXT.read_text())["input_ids"]
-    return torch.tensor(ids[: target.max_context], device=target.device)

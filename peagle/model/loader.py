@@ -22,7 +22,7 @@ import transformers
 from huggingface_hub import constants, errors, get_session, snapshot_download
 from safetensors import SafetensorError
 
-from peagle.catalog import PackagedGGUF, did_you_mean, known_entry, load_catalog
+from peagle.catalog import PackagedGGUF, did_you_mean, load_catalog, source_of
 from peagle.errors import InputError, first_line
 from peagle.files import cache_fix, kept_digest, sha256, share, writing
 from peagle.model.base_target import listed
@@ -209,10 +209,7 @@ def resolve_device(name: str) -> str:
 def locate(name: str) -> tuple[str, str | None]:
     """(folder or hub id, revision) of a target; a GGUF file is de-quantised into the cache. Where
     the hub does not answer, the folder is what the hub's cache has."""
-    entries = load_catalog()
-    # The catalog's names ignore case; a folder comes before one that is typed in another case.
-    entry = entries.get(name) or (None if Path(expanduser(name)).is_dir() else known_entry(name))
-    source = entry.target if entry else name
+    source = source_of(name)
     if isinstance(source, PackagedGGUF):
         return str(_dequantized(source, f"gguf-base-{source.sha256[:16]}")), None
     path = Path(expanduser(source))
@@ -226,6 +223,7 @@ def locate(name: str) -> tuple[str, str | None]:
         return str(path), None
     hub_id, _, revision = source.partition("@")
     if source.startswith((".", "/", "~")) or hub_id.count("/") != 1:
+        entries = load_catalog()
         near = did_you_mean(name, entries)
         named = f"a catalog name such as {next(iter(entries))} (`peagle catalog` lists them)"
         fix = f"{near} Or {KNOWN}" if near else f"{KNOWN} or {named}"

@@ -106,6 +106,7 @@ class ChatBuilder(_Builder):
 
 Builder = TextBuilder | ChatBuilder
 Build = Callable[[Request], Builder]
+Updates = AsyncGenerator[Update]
 
 
 async def answer(
@@ -115,7 +116,7 @@ async def answer(
     updates = _updates(http, worker, job, body.form_field)
     builders = [build(request) for request in job.requests]
     first = builders[0]
-    head: dict[str, Any] = {"id": f"{first.prefix}-{uuid4().hex}", "created": int(time.time())}
+    head: Event = {"id": f"{first.prefix}-{uuid4().hex}", "created": int(time.time())}
     head["model"] = worker.metrics.model
     if body.stream:
         return stream(_parts(head, builders, job, updates, body.stream_options))
@@ -128,13 +129,9 @@ async def answer(
 
 
 async def _parts(
-    head: dict[str, Any],
-    builders: list[Builder],
-    job: Job,
-    updates: AsyncGenerator[Update],
-    options: StreamOptions,
+    head: Event, builders: list[Builder], job: Job, updates: Updates, options: StreamOptions
 ) -> AsyncGenerator[Event]:
-    """The parts of a streamed response."""
+    """The parts of a streamed response, each with the fields of `head`."""
     first = builders[0]
     hidden = None if options.include_usage else {"usage"}
 
@@ -179,9 +176,7 @@ def _tree(verified: Verified, spelling: Spelling) -> Tree:
     )
 
 
-async def _updates(
-    http: HttpRequest, worker: Worker, job: Job, form_field: str
-) -> AsyncGenerator[Update]:
+async def _updates(http: HttpRequest, worker: Worker, job: Job, form_field: str) -> Updates:
     """Updates until all requests have ended. At the end, or when the consumer leaves early, the
     requests that still run are cancelled and the call's end is noted in `scope["note"]`.
     `form_field` of the body constrains the answers' form.

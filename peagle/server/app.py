@@ -1,7 +1,7 @@
 """The routes: OpenAI's API, vLLM's additions, SageMaker's contract."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,9 @@ from peagle.server.conversations import conversation_ids
 from peagle.server.metrics import Metrics
 from peagle.server.responses import ApiError, respond
 from peagle.server.worker import Job, Worker
+
+MakeIds = Callable[[], list[int]]  # makes the token ids of a prompt
+Announce = Callable[[], None]  # called once, when requests are accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,10 @@ class Api:
 
     async def completions(self, body: schema.CompletionBody, http: HttpRequest) -> Response:
         """Continue texts."""
-        prompts = body.prompts()
-
-        def token_ids() -> list[list[int]]:
-            return [self.llm.prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
-
+        numbered = enumerate(body.prompts())
+        prompts = [partial(self.llm.prompt_ids, prompt, number) for number, prompt in numbered]
         build = partial(TextBuilder, self.llm.tokenizer)
-        return await self._generate(http, body, build, len(prompts), token_ids)
+        return await self._generate(http, body, build, prompts)
 
     async def chat(self, body: schema.ChatBody, http: HttpRequest) -> Response:
         """Answer conversations."""
@@ -78,32 +78,24 @@ class Api:
         several = None if body.parallel_tool_calls else 1
         max_calls = several if tools else 0
         args = body.template_args(str(self.llm.tokenizer.chat_template))
-
-        def token_ids() -> list[list[int]]:
-            return [conversation_ids(self.llm, body.messages, tools, args)]
-
+        prompt = partial(conversation_ids, self.llm, body.messages, tools, args)
         build = partial(ChatBuilder, self.llm.tokenizer, max_calls)
-        return await self._generate(http, body, build, 1, token_ids)
+        return await self._generate(http, body, build, [prompt])
 
     async def _generate(
-        self,
-        http: HttpRequest,
-        body: schema.Generation,
-        build: Build,
-        count: int,
-        token_ids: Callable[[], list[list[int]]],
+        self, http: HttpRequest, body: schema.Generation, build: Build, prompts: Sequence[MakeIds]
     ) -> Response:
-        """Answer `count` prompts; another thread calls `token_ids` for them."""
+        """Answer prompts; another thread makes their token ids."""
         self._check_model(body.model)
 
         def make() -> list[EngineRequest]:
             made = list[EngineRequest]()
-            for number, ids in enumerate(token_ids()):
+            for number, ids in enumerate([make_ids() for make_ids in prompts]):
                 params = body.params(room=self.context - len(ids))
                 made += self.llm.make_requests(ids, params, len(made), number)
             return made
 
-        job = Job(count * body.n, body.n, body.stream and body.stream_options.peagle_drafts)
+        job = Job(len(prompts) * body.n, body.n, body.stream and body.stream_options.peagle_drafts)
         # Kept, since the loop holds its tasks weakly.
         http.state.watch = asyncio.create_task(cancel_if_left(http, job))
         with body.refusals():
@@ -136,9 +128,8 @@ class Api:
             raise ApiError(404, str(error), param="model", code="model_not_found")
 
 
-def create_app(api: Api, announce: Callable[[], None] = lambda: None) -> FastAPI:
-    """The application; its worker runs from its start to its end. `announce` is called once, when
-    requests are accepted."""
+def create_app(api: Api, announce: Announce = lambda: None) -> FastAPI:
+    """The application; its worker runs from its start to its end."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ from peagle.data.chat import CALL_ID, Style, render, to_message, to_messages, wh
 from peagle.engine.grammars import SPACE, in_lark
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
-from peagle.model.template import check_template, check_template_args
+from peagle.model.template import check_template_args
 from peagle.model.thoughts import THINKING, answer_template, find_thoughts
 from peagle.server.responses import Delta, Function, StreamedCall
 
@@ -29,18 +29,15 @@ OPEN = "<tool_call>"  # Hermes and Qwen write calls between these
 CLOSE = "</tool_call>"
 CALL = re.compile(re.escape(OPEN) + r"(.*?)(?:" + re.escape(CLOSE) + r"|$)", re.DOTALL)
 MAX_CALLS = 8  # demanded of one answer: a small model does not end by itself
+Json = dict[str, Any]  # an object of a request's body
 
 
 def conversation_ids(
-    llm: LLM,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
-    template_args: dict[str, Any],
+    llm: LLM, messages: list[Json], tools: list[Json], template_args: Json
 ) -> list[int]:
     """Token ids up to the beginning of the answer. Raises InputError for a conversation that the
     template refuses or that does not fit."""
     tokenizer = llm.tokenizer
-    check_template(tokenizer)
     check_template_args(tokenizer, template_args, "chat_template_kwargs")
     turns = to_messages({"messages": messages})
     text = render(tokenizer, turns, answer=True, style=Style(tools or None, template_args))
@@ -49,10 +46,7 @@ def conversation_ids(
 
 
 def call_grammar(
-    tokenizer: PreTrainedTokenizerBase,
-    tools: list[dict[str, Any]],
-    several: bool,
-    answer: dict[str, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase, tools: list[Json], several: bool, answer: Json | None = None
 ) -> str | None:
     """A Lark grammar of calls of these tools as the target writes them, or of an `answer` by this
     JSON schema, and nothing else; `several`: up to MAX_CALLS calls instead of one. None where calls
@@ -68,8 +62,8 @@ def call_grammar(
     names = [f"call{i}" for i in range(len(tools))]
     lines = [f"start: call{more}", f"call: {opening} ({' | '.join(names)}) {closing}"]
     if answer is not None:
-        schema = {"x-guidance": {"whitespace_pattern": SPACE}} | answer
-        lines[0] = f"start: answer | call{more}\nanswer: %json {json.dumps(schema)}"
+        free = {"x-guidance": {"whitespace_pattern": SPACE}} | answer
+        lines[0] = f"start: answer | call{more}\nanswer: %json {json.dumps(free)}"
     for rule, tool in zip(names, tools, strict=True):
         name = tool_name(tool, "tools")
         schema = tool["function"].get("parameters") or {}
@@ -85,7 +79,7 @@ def call_grammar(
     return "\n".join(lines)
 
 
-def tool_name(tool: dict[str, Any], field: str) -> str:
+def tool_name(tool: Json, field: str) -> str:
     """The name of a tool in `field`. Raises InputError when it has none."""
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):

@@ -5,7 +5,6 @@ import gc
 import json
 import logging
 import socket
-from collections.abc import Callable
 from datetime import UTC, datetime
 from types import FrameType
 
@@ -15,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from peagle.engine.llm import LLM
 from peagle.errors import InputError
-from peagle.server.app import Api, ServerConfig, create_app
+from peagle.server.app import Announce, Api, ServerConfig, create_app
 from peagle.server.middleware import loopback
 
 log = logging.getLogger(__name__)
@@ -57,8 +56,7 @@ class Server(uvicorn.Server):
     """A server that ends gracefully. After a signal it refuses new requests and ends the running
     ones well; a second signal cancels them. It ends by itself when its engine fails."""
 
-    def __init__(self, api: Api, announce: Callable[[], None] = lambda: None) -> None:
-        """`announce` is called once, when requests are accepted."""
+    def __init__(self, api: Api, announce: Announce = lambda: None) -> None:
         config = uvicorn.Config(
             create_app(api, announce), log_config=None, access_log=False, server_header=False,
             timeout_graceful_shutdown=END_SECONDS, http=Protocol,
@@ -100,11 +98,10 @@ def log_to_stderr() -> None:
     """Write the logs of the server and of uvicorn."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    for name in ("peagle", "uvicorn"):
+    for name, level in {"peagle": logging.INFO, "uvicorn": logging.WARNING}.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        level = logging.INFO if name == "peagle" else logging.WARNING
         logger.setLevel(level)
 
 
@@ -130,13 +127,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    llm: LLM,
-    config: ServerConfig,
-    listening: socket.socket,
-    announce: Callable[[], None] = lambda: None,
+    llm: LLM, config: ServerConfig, listening: socket.socket, announce: Announce = lambda: None
 ) -> bool:
-    """Serve until a signal; returns False when the start or the engine failed. `announce` is called
-    once, when requests are accepted."""
+    """Serve until a signal; returns False when the start or the engine failed."""
     api = Api(llm, config)
     host, port = listening.getsockname()[:2]
     fields = {

@@ -5,7 +5,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from peagle.catalog import known_entry
+from peagle.catalog import source_of
 from peagle.catalog_fields import is_hub_id
 from peagle.files import replace_file
 from peagle.heads.format import read_config
@@ -46,7 +46,7 @@ def model_card(config: DrafterConfig) -> ModelCard:
         method=method,
         target=base or Path(trained).name,  # without a local path
         served=base or "TARGET",
-        local=trained if known_entry(trained) and not Path(trained).exists() else base or "TARGET",
+        local=trained if source_of(trained) != trained else base or "TARGET",
         speculative=speculative,
         measured={name: _by_k(found) for name, found in config.provenance.acceptance.items()},
     )
@@ -54,11 +54,10 @@ def model_card(config: DrafterConfig) -> ModelCard:
 
 def _hub_id(target: str) -> str | None:
     """The hub repository of a target's name; None for folders, files and packages."""
-    entry = None if Path(target).exists() else known_entry(target)
-    known = entry.target if entry else target
-    if not isinstance(known, str) or not is_hub_id(known) or Path(known).exists():
+    source = source_of(target)
+    if not isinstance(source, str) or not is_hub_id(source) or Path(source).exists():
         return None
-    return known.partition("@")[0]
+    return source.partition("@")[0]
 
 
 def _by_k(found: dict[str, Any]) -> dict[str, float]:

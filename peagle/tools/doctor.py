@@ -91,12 +91,10 @@ def examine(head: str | Path, target: Target, *, force: bool = False) -> list[Ch
     checks.append(_judge("loading", partial(_finite, drafter)))
     if any(check.state == "wrong" and check.name not in FORGIVABLE for check in checks):
         return checks + _skipped("mend the files first", *RUNNING)
-    return [
-        *checks,
-        _judge("features", partial(_features, drafter, target, ids)),
-        _judge("logits", partial(_logits, drafter, target, ids)),
-        _judge("acceptance", partial(_acceptance, drafter, target, len(ids)), "warning"),
-    ]
+    checks.append(_judge("features", partial(_features, drafter, target, ids)))
+    checks.append(_judge("logits", partial(_logits, drafter, target, ids)))
+    checks.append(_judge("acceptance", partial(_acceptance, drafter, target, len(ids)), "warning"))
+    return checks
 
 
 def _check_files(name: str, files: HeadFiles, target: Target) -> str:

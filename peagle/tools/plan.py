@@ -98,8 +98,10 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     target = outline(name)
     dense = not training.gpus
     gaps = ALLOCATOR_GAPS if dense else 0.0
-    drafter = _drafter(target, spec)
-    layers = len(drafter.config.feature_layers) + 1  # and the final hidden state
+    config = drafter_config(target, spec, mask_token_id=0)
+    drafter = method_of(config).build(config)
+    drafter.share_embedding(torch.zeros(1, config.transformer.hidden_size))
+    layers = len(config.feature_layers) + 1  # and the final hidden state
     width = target.config.hidden_size
     devices = max(training.gpus, 1)
     documents = torch.zeros(training.context, dtype=torch.int64)
@@ -122,13 +124,6 @@ def plan(name: str, spec: HeadSpec, training: Training) -> Plan:
     hours = None if rate is None else training.tokens / rate / devices / 3600
     cost = hours and training.price and hours * training.price * devices
     return Plan(memory, segments, captured, hours, cost)
-
-
-def _drafter(target: Target, spec: HeadSpec) -> Drafter:
-    config = drafter_config(target, spec, mask_token_id=0)
-    drafter = method_of(config).build(config)
-    drafter.share_embedding(torch.zeros(1, config.transformer.hidden_size))
-    return drafter
 
 
 def _elements(spec: HeadSpec, documents: Tensor, answered: float) -> Segment:

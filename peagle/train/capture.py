@@ -16,14 +16,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from peagle.data.captured import (
-    Origin,
-    difference,
-    read_shards,
-    target_hashes,
-    token_bytes,
-    write_shard,
-)
+from peagle.data import captured
+from peagle.data.captured import Origin, write_shard
 from peagle.data.example import Examples, fingerprint
 from peagle.errors import InputError, check_at_least
 from peagle.model.config import default_feature_layers
@@ -107,14 +101,14 @@ def plan_capture(
     target.check_layers(layers)
     origin = Origin(
         target=target.name,
-        **target_hashes(target),
+        **captured.target_hashes(target),
         feature_layers=tuple(layers),
         max_length=config.max_length,
         shard_bytes=config.shard_bytes,
         data=fingerprint(examples),
         documents=len(examples),
     )
-    each = token_bytes(target.config.hidden_size, len(layers))
+    each = captured.token_bytes(target.config.hidden_size, len(layers))
     lengths = [len(example.ids) for example in examples]
     shards = _shards([length * each + 4 for length in lengths], config.shard_bytes)
     number, count = config.part
@@ -185,8 +179,8 @@ def _shards(sizes: list[int], max_bytes: int) -> list[range]:
 
 def _done(output: Path, origin: Origin, shards: list[range]) -> set[int]:
     """Numbers of the shards that a former run of the same capture left."""
-    found = read_shards(output)
-    if found and (how := difference(found[0].origin, origin)):
+    found = captured.read_shards(output)
+    if found and (how := captured.difference(found[0].origin, origin)):
         fix = "name another folder, or the same settings"
         raise InputError(how, field="output", value=output, fix=fix)
     starts = {shard.first for shard in found}

@@ -131,11 +131,10 @@ def restore(saved: Saved, drafter: Drafter, optimizer: Optimizer, averaged: Aver
         tensor.copy_(shard_like(tensors[name], tensor))
     for name, parameter in drafter.named_parameters():
         if f"{state.MOMENTS[0]}/{name}" in tensors:  # not before the first step
-            moments = {
-                kind: shard_like(tensors[f"{kind}/{name}"], parameter) for kind in state.MOMENTS
-            }
-            step = torch.tensor(float(saved.progress.step), device=parameter.device)
-            optimizer.state[parameter] = {"step": step, **moments}
+            known = {"step": torch.tensor(float(saved.progress.step), device=parameter.device)}
+            for kind in state.MOMENTS:
+                known[kind] = shard_like(tensors[f"{kind}/{name}"], parameter)
+            optimizer.state[parameter] = known
 
 
 def forget_after(file: Path, step: int) -> None:

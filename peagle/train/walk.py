@@ -73,10 +73,8 @@ class Walk:
 
     def rounds(self, drafter: Drafter, k: int) -> list[list[Round]]:
         """The rounds of each document with chains of k."""
-        return [
-            _walk(example, self._accepted(drafter, number, k))
-            for number, example in enumerate(self.documents)
-        ]
+        numbered = enumerate(self.documents)
+        return [_walk(example, self._accepted(drafter, number, k)) for number, example in numbered]
 
     @torch.no_grad()
     def _accepted(self, drafter: Drafter, number: int, k: int) -> list[int]:

@@ -26,10 +26,11 @@ SAMPLE = 32  # answers, the longest of which shows the usual size of features
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "vaultgemma")  # they multiply by 1 + w
 QKV = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 RESERVED = ("reserved", "unused", "mask", "extra", "dummy")  # in the names of tokens for later use
+Answers = Iterable[list[int]]  # token ids of each
 Captured = Callable[[], TargetOutput]  # returns what was captured of a document
 
 
-def frequent_tokens(answers: Iterable[list[int]], vocab_size: int, size: int) -> Tensor:
+def frequent_tokens(answers: Answers, vocab_size: int, size: int) -> Tensor:
     """The `size` most frequent token ids of the answers, ascending (ties and gaps: lowest ids)."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in answers:
@@ -75,11 +76,7 @@ def _used_by_template(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def with_norms(
-    drafter: Drafter,
-    target: Target,
-    answers: Iterable[list[int]],
-    spec: HeadSpec,
-    captured: Captured | None,
+    drafter: Drafter, target: Target, answers: Answers, spec: HeadSpec, captured: Captured | None
 ) -> Drafter:
     """The same head with the norms that `spec` asks for, to be trained on with them."""
     known = drafter.config
@@ -92,10 +89,7 @@ def with_norms(
 
 
 def new_drafter(
-    target: Target,
-    answers: Iterable[list[int]],
-    spec: HeadSpec,
-    captured: Captured | None = None,
+    target: Target, answers: Answers, spec: HeadSpec, captured: Captured | None = None
 ) -> Drafter:
     """A float32 drafter for `target`: its draft vocabulary is the answers' most frequent tokens.
 

@@ -73,23 +73,19 @@ def needs_of(keys: HeadKeys) -> Needs:
             why = f"its activation is {activation}, vLLM's heads have silu only"
             raise InputError(why, field="head", value=keys.place, fix="train another head")
         parallel = METHODS[keys.method].parallel
+        all_drafted = keys.raw.get("draft_vocab_size") == keys.sizes["vocab_size"]
+        may_store_d2t = all_drafted and keys.native.get("d2t", True)  # its config does not show it
         return Needs(
             method=keys.method,
             k=keys.depths or UNKNOWN_DEPTHS,
             since=_since(keys),
-            below=ALL_DRAFTED if _may_store_d2t(keys) else None,
+            below=ALL_DRAFTED if may_store_d2t else None,
             # Its V2 runner drafts in a chain, and reads no layer ids but those in this place.
             environ=V1_RUNNER if parallel or (keys.layers and not keys.raw.get(LAYER_IDS)) else {},
             lost="its correction" if keys.correction else None,
             drafter=LayerConfig.from_json(keys.sizes),
             keys=keys,
         )
-
-
-def _may_store_d2t(keys: HeadKeys) -> bool:
-    """Whether a head drafts all tokens and may store d2t, which its config does not show."""
-    all_drafted = keys.raw.get("draft_vocab_size") == keys.sizes["vocab_size"]
-    return all_drafted and keys.native.get("d2t", True)
 
 
 def _since(keys: HeadKeys) -> Release:

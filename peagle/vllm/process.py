@@ -28,6 +28,7 @@ print(found[0].metadata["Name"], found[0].version, ",".join(TESTED), sys.prefix)
 """
 PLUGIN = "peagle"  # packages/peagle-vllm, as vLLM lists it
 END_SECONDS = 20  # for a process to end by itself
+Engine = Literal["native", "vllm"]
 
 
 class VllmFailed(RuntimeError):
@@ -87,7 +88,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 class EngineChoice(NamedTuple):
     """The engine that serves where none is named."""
 
-    engine: Literal["native", "vllm"]
+    engine: Engine
     why: str  # one line for the user; empty on a machine without a GPU
 
 
@@ -132,12 +133,10 @@ def gpu_memory() -> int | None:
     return None
 
 
-def environment(
-    wanted: Mapping[str, str], given: Mapping[str, str] | None = None
-) -> dict[str, str]:
+def environment(wanted: Mapping[str, str], given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of a vLLM process: those `wanted`, unless they are in `given` (default:
     this process's variables)."""
-    return {"VLLM_NO_USAGE_STATS": "1", **wanted, **(os.environ if given is None else given)}
+    return {"VLLM_NO_USAGE_STATS": "1", **wanted, **given}
 
 
 def prepend(environ: dict[str, str], name: str, folder: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import MistralConfig, PreTrainedModel
 
 from peagle.backends.choose import choose_backend
 from peagle.backends.torch import TorchBackend
-from peagle.engine.blocks import ROOT, Prefix
+from peagle.engine.blocks import ROOT
 from peagle.engine.engine import Engine
 from peagle.engine.llm import LLM
 from peagle.engine.params import SamplingParams
@@ -93,7 +93,7 @@ def test_blocks_of_others_are_not_read(window: int, backend: str, lookup: bool) 
     llm = LLM(target, lookup=lookup, nodes=8 if lookup else None, backend=BACKENDS[backend])
     engine = engine_of(llm)
     pool = engine.scheduler.pool
-    pool.find = lambda _: Prefix([], ROOT)  # type: ignore[method-assign]
+    pool.find = lambda _: ([], ROOT)  # type: ignore[method-assign]
     requests = requests_of(llm, 2)
     engine.add(*requests)
     while not engine.idle:

@@ -47,7 +47,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 def catalog_of(monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     entry = Entry(PackagedGGUF("tiny==1", MEMBER, sha256), heads={})
-    monkeypatch.setattr("peagle.model.loader.load_catalog", lambda: {"tiny": entry})
+    monkeypatch.setattr("peagle.catalog.load_catalog", lambda: {"tiny": entry})
 
 
 def files(cache: Path) -> list[Path]:

@@ -215,5 +215,5 @@ def test_a_catalog_name_may_have_a_revision(
     reachable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = Entry("owner/name@v1", heads={})
-    monkeypatch.setattr("peagle.model.loader.load_catalog", lambda: {"mine": entry})
+    monkeypatch.setattr("peagle.catalog.load_catalog", lambda: {"mine": entry})
     assert locate("mine") == ("owner/name", "v1")
