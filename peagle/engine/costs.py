@@ -25,7 +25,8 @@ from peagle.model.base_target import BaseTarget
 from peagle.paths import cache_dir, digest
 
 REPEATS = 5  # repetitions of each measurement at the start
-HALFWAY = 16  # row count from which points lie closer: products take more rows in steps
+HALFWAY = 8  # row count from which points lie closer: products take more rows in steps
+BLOCKS = range(4, 33)  # row counts where another row may begin another block of a product
 PROMPT_ROWS = 256  # rows of the drafter's forward that is measured for prompts
 MEASURED = 0.1  # weight of a new measurement
 FAR = 0.8  # power of a correction far from where it was measured
@@ -86,7 +87,7 @@ def verify_curve(target: BaseTarget, model: TargetModel, max_rows: int) -> Curve
     cache = KVCache(blocks_of(max_rows), target.kv_shapes, target.dtype, target.device)
 
     def run(rows: int) -> None:
-        logits = model.logits(model.forward(batch_of(rows), cache, ()).hidden)
+        logits = model.logits(model.forward(batch_of(rows), cache, ()).hidden, largest=True)
         ranking(logits).best(logits)[1].tolist()
 
     return measure(seconds_of(run), row_counts(max_rows))
@@ -127,13 +128,13 @@ def seconds_of(run: Callable[[int], object]) -> Callable[[int], float]:
 
 
 def row_counts(max_rows: int, *also: int) -> list[int]:
-    """The row counts of a curve: powers of two up to `max_rows`, halfway points from 16 on, and
-    those of `also` above it."""
-    rows = [1]
-    while rows[-1] < max_rows:
-        step = rows[-1] if rows[-1] < HALFWAY else 1 << (rows[-1].bit_length() - 2)
-        rows.append(min(rows[-1] + step, max_rows))
-    return rows + [count for count in also if count > max_rows]
+    """The row counts of a curve: powers of two up to `max_rows`, halfway points from HALFWAY on, in
+    BLOCKS one more, too, and those of `also` above `max_rows`."""
+    count, rows = 1, {1, max_rows}
+    while count < max_rows:
+        rows |= {count, count + 1} if count in BLOCKS else {count}
+        count += count if count < HALFWAY else 1 << (count.bit_length() - 2)
+    return sorted(rows) + [count for count in also if count > max_rows]
 
 
 def measure(run: Callable[[int], float], rows: list[int]) -> Curve:

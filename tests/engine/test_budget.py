@@ -316,8 +316,8 @@ def test_any_measurement_brings_the_curve_nearer(rows: int, seconds: float) -> N
 def test_a_disturbed_measurement_is_mended() -> None:
     """The row counts take turns: a while in which all is slow leaves the others as they are."""
     taken = iter([9.0, 9.0, 9.0, 9.0, 9.0, 1.0, 5.0, 2.0, 3.0, 3.0] + [9.0] * 15)
-    curve = measure(lambda rows: next(taken), row_counts(7, 64))
-    assert (curve.rows, curve.seconds) == ([1, 2, 4, 7, 64], [1.0, 2.0, 2.0, 3.0, 3.0])
+    curve = measure(lambda rows: next(taken), row_counts(4, 8, 64))
+    assert (curve.rows, curve.seconds) == ([1, 2, 4, 8, 64], [1.0, 2.0, 2.0, 3.0, 3.0])
 
 
 def test_plans_pause_where_drafting_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
