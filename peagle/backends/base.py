@@ -13,7 +13,8 @@ from torch import Tensor
 from peagle.backends.batch import Batch
 from peagle.backends.kv_cache import KVCache
 from peagle.model.base_target import BaseTarget, TargetOutput
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
+from peagle.model.layers import DrafterOutput
 
 
 class TargetModel(Protocol):
@@ -24,8 +25,9 @@ class TargetModel(Protocol):
         the residual stream that enters the layers `taps`, side by side (T, F·E), see
         `Target.forward`."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) → (R, V)"""
+    def logits(self, hidden: Tensor, *, largest: bool = False) -> Tensor:
+        """(R, E) → (R, V). `largest`: only the largest of each row is read, and where it is; all
+        others may be anything smaller."""
 
 
 class DrafterModel(Protocol):

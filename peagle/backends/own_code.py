@@ -13,11 +13,12 @@ from torch import Tensor
 
 from peagle.model.attention import Attend
 from peagle.model.base_target import BaseTarget, TargetOutput
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.layers import DrafterOutput
 
 if TYPE_CHECKING:
     from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
+    from peagle.model.drafter import Drafter
     from peagle.model.target import Target
 
 MakeAttend = Callable[["Batch", "KVCache"], Attend]  # called once for each forward
@@ -35,8 +36,8 @@ class OwnCodeTarget:
         ids, positions = (part.to(cache.device) for part in (batch.ids, batch.positions))
         return self.target.forward(ids, positions, self.attend(batch, cache), taps)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) → (R, V)"""
+    def logits(self, hidden: Tensor, *, largest: bool = False) -> Tensor:  # noqa: ARG002
+        """As `TargetModel.logits`."""
         return self.target.logits(hidden)
 
 
@@ -44,7 +45,7 @@ class OwnCodeTarget:
 class OwnCodeDrafter:
     """A `DrafterModel` that runs the drafter's own code."""
 
-    drafter: Drafter
+    drafter: "Drafter"
     attend: MakeAttend
 
     @torch.no_grad()

@@ -38,10 +38,12 @@ class TiledTarget:
         joined = (torch.cat(parts)[: len(batch)] for parts in zip(*outputs, strict=True))
         return TargetOutput(*joined)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) → (R, V)"""
+    def logits(self, hidden: Tensor, *, largest: bool = False) -> Tensor:
+        """As `TargetModel.logits`."""
         padded = F.pad(hidden, (0, 0, 0, -len(hidden) % ROW_TILE))
-        tiles = [self.model.logits(tile).clone() for tile in padded.split(ROW_TILE)]
+        tiles = [
+            self.model.logits(tile, largest=largest).clone() for tile in padded.split(ROW_TILE)
+        ]
         return torch.cat(tiles)[: len(hidden)]
 
 

@@ -178,7 +178,9 @@ class Engine:
                 item.request.num_computed_tokens += item.num_tokens
         if not deciding:
             return
-        logits = self.model.logits(out.hidden[rows])
+        requests = [item.request for item in deciding]
+        largest = all(each.sampler.plain and each.params.logprobs is None for each in requests)
+        logits = self.model.logits(out.hidden[rows], largest=largest)
         best = greedy(logits)
         moves = list[tuple[int, int]]()
         first = 0

@@ -15,7 +15,8 @@ from peagle.errors import InputError
 from peagle.methods.base import Dialect, DraftPass, DraftStates, DraftSteps, TrainingPass
 from peagle.methods.keys import SPECULATORS, mask_ids, speculators_keys
 from peagle.model.config import DrafterConfig
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
+from peagle.model.layers import DrafterOutput
 from peagle.model.tensors import pad_rows
 
 

@@ -32,14 +32,7 @@ from torch import Tensor, nn
 
 from peagle.model.attention import Attend, HeadShape
 from peagle.model.config import CorrectionConfig, DrafterConfig
-from peagle.model.layers import FirstLayer, Layer, Rotation
-
-
-class DrafterOutput(NamedTuple):
-    """Hidden states of the slots, each (T, D)."""
-
-    normed: Tensor  # what `logits` reads
-    recurrent: Tensor  # what EAGLE-3 feeds to the next slot as its feature
+from peagle.model.layers import DrafterOutput, FirstLayer, Layer, Rotation
 
 
 class Candidates(NamedTuple):

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from peagle.model.layer_config import LayerConfig
 
 
+class DrafterOutput(NamedTuple):
+    """Hidden states of the slots after the layers of a head, each (T, D)."""
+
+    normed: Tensor  # what `logits` reads
+    recurrent: Tensor  # what EAGLE-3 feeds to the next slot as its feature
+
+
 class Rotation(NamedTuple):
     """cos and sin of RoPE, each (T, 1, H), the first half of sin negated: then a rotation only
     swaps halves."""

@@ -214,9 +214,9 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_round(
     model = llm.engine.model
     compute = getattr(model, verb)
 
-    def collected(*given: Any) -> object:
+    def collected(*given: Any, **named: Any) -> object:
         gc.collect()
-        return compute(*given)
+        return compute(*given, **named)
 
     def leave_cycle() -> None:
         prompts = [list(range(5, end)) for end in range(30, 46)]  # some fill a block in the round

@@ -33,9 +33,9 @@ class Reusing:
         out = self.model.forward(batch, cache, taps)
         return TargetOutput(self.hidden.copy_(out.hidden), self.features.copy_(out.features))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *, largest: bool = False) -> Tensor:
         self.heads.append(len(hidden))
-        return self.kept.copy_(self.model.logits(hidden))
+        return self.kept.copy_(self.model.logits(hidden, largest=largest))
 
 
 def new_cache(target: Target) -> KVCache:

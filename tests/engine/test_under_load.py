@@ -198,8 +198,8 @@ def test_one_that_fails_fails_alone(target: Target, p_eagle: Drafter) -> None:
     run, model = llm.stream(prompts, params), llm.engine.model
     logits, calls = model.logits, count(1)
 
-    def broken(hidden: torch.Tensor) -> torch.Tensor:
-        out = logits(hidden)
+    def broken(hidden: torch.Tensor, *, largest: bool) -> torch.Tensor:
+        out = logits(hidden, largest=largest)
         if next(calls) == 2:
             out[0] = float("nan")
         return out

@@ -15,8 +15,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from peagle.model.attention import CausalAttend
 from peagle.model.config import DrafterConfig
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
 from peagle.model.layer_config import LayerConfig
+from peagle.model.layers import DrafterOutput
 
 SLOTS, K = 6, 4
 ROPES: dict[str, dict[str, Any]] = {

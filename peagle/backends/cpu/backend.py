@@ -15,10 +15,10 @@ from peagle.backends.ranking import RANKINGS
 from peagle.backends.tiles import TiledTarget
 from peagle.model.base_target import BaseTarget
 from peagle.model.described import DescribedTarget
-from peagle.model.drafter import Drafter
 
 if TYPE_CHECKING:
     from peagle.backends.base import TargetModel
+    from peagle.model.drafter import Drafter
     from peagle.model.target import Target
 
 Describe = Callable[["Target"], DescribedTarget | None]
@@ -62,7 +62,7 @@ class CpuBackend:
         model = OwnCodeTarget(copy, CpuAttend)
         return TiledTarget(model) if self.exact else model
 
-    def drafter(self, drafter: Drafter) -> GenericDrafter:
+    def drafter(self, drafter: "Drafter") -> GenericDrafter:
         """A drafter that runs here."""
         if drafter.config.transformer.hidden_act == "silu":
             return NativeDrafter(drafter)

@@ -15,12 +15,12 @@ from peagle.backends.cpu.decoder import Decoder, RotaryTable, native_layer
 from peagle.backends.cpu.matrix import CpuLinear, replace_linears
 from peagle.backends.cpu.target import NORMS, QK_NORMS
 from peagle.backends.own_code import OwnCodeDrafter
-from peagle.model.drafter import Drafter, DrafterOutput
-from peagle.model.layers import FirstLayer, Layer
+from peagle.model.layers import DrafterOutput, FirstLayer, Layer
 
 if TYPE_CHECKING:
     from peagle.backends.batch import Batch
     from peagle.backends.kv_cache import KVCache
+    from peagle.model.drafter import Drafter
 
 HEAD_NORMS = NORMS | QK_NORMS | {"hidden": "hidden_norm"}  # a layer may have fewer
 
@@ -33,7 +33,7 @@ class GenericDrafter(OwnCodeDrafter):
     a target's features are many times as large as the others.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: "Drafter") -> None:
         tensors = [*drafter.parameters(), *drafter.buffers()]
         copy = deepcopy(drafter, {id(tensor): tensor for tensor in tensors})
         copy._modules["fc"] = CpuLinear.of(drafter.fc)
@@ -45,7 +45,7 @@ class GenericDrafter(OwnCodeDrafter):
 class NativeDrafter(GenericDrafter):
     """A drafter whose layers run in one native call: those with SiLU."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: "Drafter") -> None:
         super().__init__(drafter)
         sizes = drafter.config.transformer
         model = structs.Model(head_dim=sizes.head_dim, eps=sizes.rms_norm_eps)

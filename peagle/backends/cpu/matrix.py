@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GROUP = 32  # inputs that share a scale and a zero
 PANEL = 16  # outputs that lie side by side
+CHUNK = 2048  # outputs that are rounded at a time: their float32 stays in the cache
 BITS = {torch.float32: 32, torch.bfloat16: 16}
 Place = Callable[[Tensor], Tensor]  # the same tensor, contiguous, in some memory
 
@@ -145,10 +146,21 @@ class CpuLinear(nn.Module):
         if form.bits <= 8:
             ones = torch.eye(form.inputs, dtype=form.dtype)
             return torch.cat([multiply(part, form.matrix(None)) for part in ones.split(512)]).T
+        return form.data if form.tiled else self._rows(torch.arange(form.outputs))
+
+    def some(self, x: Tensor, ids: Tensor) -> Tensor:
+        """x (…, I) → (…, N), the outputs `ids` (N,): as among all of them, for 16 bits or more."""
+        whole_panels = F.pad(ids, (0, -len(ids) % PANEL))
+        weights = Weights.plain(self._rows(whole_panels))
+        return multiply(x, weights.matrix(None))[..., : len(ids)]
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """(N, I) weights of 16 bits or more."""
+        form = self.weights
         if form.tiled:
-            return form.data
-        rows = form.data.transpose(1, 2).flatten(0, 1)[: form.outputs]
-        return rows.contiguous().view(form.dtype)[:, : form.inputs]
+            return form.data[ids]
+        words = form.data[ids // PANEL, :, ids % PANEL]
+        return words.contiguous().view(form.dtype)[:, : form.inputs]
 
     def forward(self, x: Tensor) -> Tensor:  # (…, I) → (…, O)
         return multiply(x, self.matrix)
@@ -165,7 +177,9 @@ def quantize_weights(weight: Tensor, kind: str | None, place: Place = Tensor.con
     if kind is None:
         return Weights.plain(weight, place)
     if kind == "int8":
-        return Weights.int8(*round_int8(weight, weight.dtype), place)
+        parts = [round_int8(part, weight.dtype) for part in weight.split(CHUNK)]
+        q, scale = map(torch.cat, zip(*parts, strict=True))
+        return Weights.int8(q, scale, place)
     return Weights.int4(*round_int4(weight), place)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.backends.cpu.decoder import Decoder, RotaryTable, native_layer
 from peagle.backends.cpu.matrix import CpuLinear, Place, Weights, quantize_weights
+from peagle.backends.cpu.screen import Screen, fits_screen
 from peagle.backends.cpu.structs import ACTIVATIONS, PRODUCTS, Layer, Model
 from peagle.model.base_target import TargetOutput
 from peagle.model.described import HEAD, NORM, Described, DescribedTarget
@@ -29,6 +30,7 @@ SANDWICH_NORMS = {
     "mlp_input": "pre_feedforward_layernorm",
     "mlp": "post_feedforward_layernorm",
 }
+SCREEN = "screen"  # the head once more, in int8
 QK_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 
 
@@ -45,6 +47,8 @@ class NativeTarget:
         model.activation = ACTIVATIONS.index(config.activation)
         self.decoder = Decoder(layers, _norm(config, target.tensors[NORM]), model)
         self.head = CpuLinear(weights[HEAD], None)
+        rounded = weights.get(SCREEN)
+        self.screen = rounded and Screen(self.head, CpuLinear(rounded, None))
         rotaries = [rope.rotary(config.head_dim) for rope in config.ropes]
         self.rotaries = [RotaryTable(rotary, self.embedding.dtype) for rotary in rotaries]
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=self.embedding.dtype)
@@ -61,8 +65,10 @@ class NativeTarget:
         return TargetOutput(found.normed, found.features)
 
     @torch.no_grad()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """(R, E) → (R, V)"""
+    def logits(self, hidden: Tensor, *, largest: bool = False) -> Tensor:
+        """As `TargetModel.logits`."""
+        if largest and self.screen:
+            return self.screen.logits(hidden)
         logits: Tensor = self.head(hidden)
         if cap := self.config.logit_softcap:
             logits = torch.tanh(logits / cap) * cap
@@ -77,7 +83,11 @@ def _products(target: DescribedTarget, place: Place) -> dict[str, Weights]:
     names = [f"model.layers.{layer}.{path}.weight" for layer in layers for path in PRODUCTS]
     weights = {n: quantize_weights(target.tensors[n].to(target.dtype), kind, place) for n in names}
     head = target.tensors.get(HEAD, target.embedding)  # as transformers, whatever the config says
-    return weights | {HEAD: quantize_weights(head.to(target.dtype), kind and "int8", place)}
+    head = head.to(target.dtype)
+    weights[HEAD] = quantize_weights(head, kind and "int8", place)
+    if kind is None and fits_screen(head) and not target.config.logit_softcap:
+        weights[SCREEN] = quantize_weights(head, "int8", place)
+    return weights
 
 
 def _layer(target: DescribedTarget, number: int, kept: Mapping[str, Weights]) -> Layer:

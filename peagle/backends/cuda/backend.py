@@ -15,7 +15,8 @@ from peagle.backends.cuda.graphs import Runner
 from peagle.backends.kv_cache import KVCache
 from peagle.backends.tiles import TiledTarget
 from peagle.model.base_target import BaseTarget, TargetOutput
-from peagle.model.drafter import Drafter, DrafterOutput
+from peagle.model.drafter import Drafter
+from peagle.model.layers import DrafterOutput
 
 if TYPE_CHECKING:
     from peagle.model.target import Target
@@ -33,7 +34,7 @@ class CudaTarget:
         model = partial(self.model.forward, taps=layers)
         return TargetOutput(*self.runner.run(model, batch, cache, taps=layers))
 
-    def logits(self, hidden: Tensor) -> Tensor:  # (R, E) → (R, V)
+    def logits(self, hidden: Tensor, *, largest: bool = False) -> Tensor:  # noqa: ARG002
         return self.model.logits(hidden)
 
 
