@@ -35,7 +35,7 @@ from peagle.model.base_target import BaseTarget, TargetOutput
 if TYPE_CHECKING:
     from peagle.backends.base import TargetModel
 
-CHUNK = 512  # tokens of a round while prompts wait, unless the rows of all drafts are more
+CHUNK = 2048  # tokens of a round while prompts wait, unless the rows of all drafts are more
 
 log = logging.getLogger(__name__)
 

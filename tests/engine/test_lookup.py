@@ -67,6 +67,7 @@ def test_the_index_of_a_request_ends_with_it() -> None:
 def test_nothing_is_drafted_for_half_a_prompt() -> None:
     """The third prompt does not fit into the first round: a draft would be cut with its rest."""
     llm = LLM(make_target(), lookup=True, max_batch=3)
+    llm.engine.scheduler.budget = 512
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
     prompts = [[10 + number, *[5, 6, 7, 8] * 50] for number in range(3)]
     requests = [llm.make_requests(ids, params)[0] for ids in prompts]

@@ -11,7 +11,7 @@ from peagle.model.int8 import round_int8
 KINDS = ("plain", "int8", "int4")
 DTYPES = (torch.float32, torch.bfloat16)
 STEP = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-8}  # rounding of a sum
-SHAPES = [(96, 64), (97, 96), (50, 1536), (16, 32), (3, 224)]
+SHAPES = [(96, 64), (97, 96), (50, 1536), (16, 32), (3, 224), (48, 8192)]  # the last in two parts
 RAGGED = [(97, 33), (5, 7), (40, 1), (17, 575)]
 
 

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <utility>
-
 #include "attend.h"
 #include "linear.h"
 #include "rows.h"

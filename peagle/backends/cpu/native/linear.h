@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 #include <type_traits>
+#include <utility>
 
 #include "ints.h"
 #include "products.h"
@@ -13,6 +14,13 @@
 namespace peagle {
 
 constexpr int MOST_PRODUCTS = 3;  // of the same rows
+
+// Rows that are turned into tiles at a time: they stay in the second cache, while panel after panel
+// is multiplied by them.
+constexpr int64_t MOST_TURNED = 1 << 19;
+inline int64_t turned_rows(int64_t inputs) {
+  return 2 * LANES * std::max<int64_t>(1, MOST_TURNED / (2 * LANES * inputs));
+}
 
 // A thread's part of `count` things: always the same ones, so that it reads the same memory.
 struct Share {
@@ -40,7 +48,6 @@ struct Parts {
       }
   }
 
-  int64_t all() const { return begins[count]; }
   bool any(int64_t bits) const {
     for (int i = 0; i < count; ++i)
       if (products[i].matrix.bits == bits) return true;
@@ -49,7 +56,7 @@ struct Parts {
   // Call run(product, first, last) for this thread's parts of each product.
   template <typename Run>
   void share(Run run) const {
-    Share mine(all());
+    Share mine(begins[count]);
     for (int i = 0; i < count; ++i) {
       int64_t first = std::max(mine.first, begins[i]), last = std::min(mine.last, begins[i + 1]);
       if (first < last) run(products[i], first - begins[i], last - begins[i]);
@@ -63,13 +70,15 @@ struct Room {
   std::vector<ByteGroup<8>> eights;
   std::vector<ByteGroup<4>> fours;
   std::vector<float> plain;
-  const Bits* tiles;
+  std::vector<Bits> tiles;
   const float* totals;
 
   void fit(int64_t rows, int64_t inputs) {
     room_for(eights, rows * steps(inputs, GROUP));
     room_for(fours, rows * steps(inputs, GROUP));
     room_for(plain, rows * (inputs + 1));
+    int64_t most = std::max(MOST_TURNED, 2 * LANES * inputs);
+    room_for(tiles, std::min(most, steps(rows, LANES) * LANES * inputs) / (2 * LANES));
   }
 };
 
@@ -102,27 +111,27 @@ void linear_by_panels(const T* x, const Parts<T>& parts, int64_t rows, int64_t i
 }
 
 #ifdef PEAGLE_TILES
-inline void linear_by_tiles(const Bf16* x, const Parts<Bf16>& parts, int64_t rows, int64_t inputs,
-                            Room& room) {
+// Some rows: `rows`, from row `from` on.
+inline void linear_by_tiles(const Bf16* x, const Parts<Bf16>& parts, int64_t from, int64_t rows,
+                            int64_t inputs, Room& room) {
+  x += from * inputs;
+  if (parts.any(16)) turn(x, rows, inputs, room.tiles.data());
 #pragma omp single nowait
-  {
-    room.tiles = parts.any(16) ? turned(x, rows, inputs) : nullptr;
-    room.totals = parts.any(4) ? totals(x, rows, inputs) : nullptr;
-  }
+  room.totals = parts.any(4) ? totals(x, rows, inputs) : nullptr;
   wait_for_team(false);
   constexpr int64_t WHOLE = -1;
   int64_t configured = 0;  // tiles: whole ones, or for how many rows after the first 16
   Tiles whole;
   parts.share([&](const Product<Bf16>& p, int64_t first, int64_t last) {
+    Bf16* out = p.out + from * p.matrix.outputs;
     for (int64_t at = first * parts.size; at < last * parts.size; at += parts.size)
       if (p.matrix.bits == 16) {
-        if (configured != WHOLE) configure(whole);
-        configured = WHOLE;
-        multiply(room.tiles, static_cast<const Bf16*>(p.matrix.data), p.bias(), p.out, at, rows,
-                 inputs, p.matrix.outputs);
+        if (std::exchange(configured, WHOLE) != WHOLE) configure(whole);
+        multiply(room.tiles.data(), static_cast<const Bf16*>(p.matrix.data), p.bias(), out, at,
+                 rows, inputs, p.matrix.outputs);
       } else {
         auto run = p.matrix.bits == 8 ? multiply_ints<8> : multiply_ints<4>;
-        run(x, room.totals, p.matrix, p.bias(), p.out, at, rows, inputs, configured);
+        run(x, room.totals, p.matrix, p.bias(), out, at, rows, inputs, configured);
       }
   });
   _tile_release();
@@ -139,7 +148,9 @@ void linear(const T* x, std::initializer_list<Product<T>> products, int64_t rows
 #ifdef PEAGLE_TILES
   if constexpr (sizeof(T) == 2) {
     Parts<Bf16> by_tiles(products, true, 2 * LANES);
-    if (by_tiles.count) linear_by_tiles(x, by_tiles, rows, inputs, room);
+    int64_t most = by_tiles.any(16) ? turned_rows(inputs) : rows;
+    for (int64_t row = 0; by_tiles.count && row < rows; row += most)
+      linear_by_tiles(x, by_tiles, row, std::min(most, rows - row), inputs, room);
   }
 #endif
 }

@@ -82,20 +82,19 @@ inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t pa
   _tile_stored(3, sums[1][1], 64);
 }
 
-// Rows x (rows, inputs) as tiles (rows / 16, inputs / 32), inputs downwards.
-inline const Bits* turned(const Bf16* x, int64_t rows, int64_t inputs) {
-  int64_t blocks = (rows + LANES - 1) / LANES, steps = inputs / STEP;
-  static thread_local std::vector<Bits> room;
-  Bits* tiles = room_for(room, blocks * steps * LANES);
-  for (int64_t block = 0; block < blocks; ++block)
-    for (int64_t k = 0; k < steps; ++k) {
-      Bits tile[LANES] = {};
-      for (int64_t j = 0; j < std::min<int64_t>(LANES, rows - block * LANES); ++j)
-        tile[j] = load_vector<Bits>(x + (block * LANES + j) * inputs + k * STEP);
-      transpose(tile);
-      std::memcpy(tiles + (block * steps + k) * LANES, tile, sizeof(tile));
-    }
-  return tiles;
+// Rows x (rows, inputs) as tiles (rows / 16, inputs / 32), inputs downwards. A team shares the
+// work.
+inline void turn(const Bf16* x, int64_t rows, int64_t inputs, Bits* tiles) {
+  int64_t steps = inputs / STEP;
+#pragma omp for schedule(static) nowait
+  for (int64_t at = 0; at < (rows + LANES - 1) / LANES * steps; ++at) {
+    Bits tile[LANES] = {};
+    int64_t row = at / steps * LANES;
+    for (int64_t j = 0; j < std::min<int64_t>(LANES, rows - row); ++j)
+      tile[j] = load_vector<Bits>(x + (row + j) * inputs + at % steps * STEP);
+    transpose(tile);
+    std::memcpy(tiles + at * LANES, tile, sizeof(tile));
+  }
 }
 
 // The panels from output `at` on, two at most, of a product with all rows.
