@@ -4,8 +4,9 @@
 
 Each step writes the file of its name in benchmarks/results/; `--only NAME` runs one step. Then the
 tables of the docs are written. `--short` tests the scripts on a few tokens and writes to --output
-only. On CUDA a large shape with random weights is measured, too. Speeds on a CPU without AVX-512
-are kept beside those on one with it, in NAME_avx2.json.
+only. On CUDA a large shape with random weights is measured, too. NAME.json has speeds on a CPU with
+AVX-512. Those on one without it are kept beside them in NAME_avx2.json, those on one with AMX in
+NAME_amx.json.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from typing import NamedTuple
 
 from common import RESULTS, TARGET
 from torch.backends import cpu
+
+from peagle.backends.cpu.library import load
 
 HERE = Path(__file__).resolve().parent
 GRID = [sys.executable, "-m", "peagle", "bench", TARGET, "--repeats", "1", "--ignore-eos"]
@@ -110,8 +113,11 @@ def steps(args: argparse.Namespace) -> list[Step]:
 
 def file_name(step: str, device: str) -> str:
     """The file of a step's result."""
-    weak = device == "cpu" and cpu.get_cpu_capability() == "AVX2"
-    return f"{step}_avx2.json" if weak and step in SPEEDS else f"{step}.json"
+    if device != "cpu" or step not in SPEEDS:
+        return f"{step}.json"
+    if cpu.get_cpu_capability() == "AVX2":
+        return f"{step}_avx2.json"
+    return f"{step}_amx.json" if load().tiles else f"{step}.json"
 
 
 def main() -> None:

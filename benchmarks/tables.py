@@ -289,6 +289,7 @@ BENCHMARKS: Sections = {
     "engines_gemma": ("Engines side by side, Gemma 3 270M", engines),
     "families": ("Every family of targets", families),
 }
+CPUS = {"": "", "_avx2": ", on a CPU without AVX-512", "_amx": ", on a CPU with AMX"}
 TRAINING: Sections = {"training_speed": ("How fast a head trains", training_speed)}
 
 
@@ -296,7 +297,8 @@ def lines_of(sections: Sections) -> Lines:
     """The tables of the results that exist and are complete."""
     lines = Lines()
     for result, (title, section) in sections.items():
-        for name, cpu in ((result, ""), (f"{result}_avx2", ", on a CPU without AVX-512")):
+        for end, cpu in CPUS.items():
+            name = f"{result}{end}"
             file = RESULTS / f"{name}.json"
             report = json.loads(file.read_text()) if file.is_file() else {"complete": False}
             if not report.get("complete", True):

@@ -233,18 +233,19 @@ def test_the_readmes_speed_ups_were_measured() -> None:
         assert abs(float(found) - ours[mine] / theirs[other]) < 0.055
 
 
-def test_the_readmes_speeds_without_avx512_were_measured() -> None:
-    """The README's range over three targets, by the number of requests."""
-    found = re.search(
-        r"run ([\d.]+) to ([\d.]+) times as fast .*, and ([\d.]+) to ([\d.]+) times with 8",
+@pytest.mark.parametrize(("end", "which"), [("_avx2", 0), ("_amx", 1)])
+def test_the_readmes_speeds_beside_vllm_were_measured(end: str, which: int) -> None:
+    """The README's ranges over three targets, by the number of requests."""
+    found = re.findall(
+        r"run ([\d.]+) to ([\d.]+) times as fast [^.]*, and ([\d.]+) to ([\d.]+) times with 8",
         (ROOT / "README.md").read_text(),
     )
-    assert found is not None
+    assert len(found) == 2
     measured = list[float]()
     for load in (1, 8):
         speeds = []
         for target in ("", "_qwen", "_gemma"):
-            file = ROOT / "benchmarks" / "results" / f"engines{target}_avx2.json"
+            file = ROOT / "benchmarks" / "results" / f"engines{target}{end}.json"
             [ratio] = [
                 row["ratio"]  # to ours alone
                 for row in json.loads(file.read_text())["rows"]
@@ -252,7 +253,7 @@ def test_the_readmes_speeds_without_avx512_were_measured() -> None:
             ]
             speeds.append(1 / ratio)
         measured += [min(speeds), max(speeds)]
-    assert list(map(float, found.groups())) == pytest.approx(measured, abs=0.055)
+    assert list(map(float, found[which])) == pytest.approx(measured, abs=0.055)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -336,17 +337,17 @@ def test_skypilot_is_started_where_its_workdir_is_the_clone() -> None:
     assert (ROOT / file).read_text() == text and "\nworkdir: .\n" in text
 
 
-def test_speeds_without_avx512_are_of_the_present_heads() -> None:
+def test_speeds_on_other_cpus_are_of_the_present_heads() -> None:
     results = ROOT / "benchmarks" / "results"
     rows = json.loads((results / "acceptance.json").read_text())["rows"]
     present = {row["method"]: row["settings"]["head"] for row in rows}
-    files = list(results.glob("*_avx2.json"))
-    assert files
+    files = [*results.glob("*_avx2.json"), *results.glob("*_amx.json")]
+    assert len(files) > 3
     for file in files:
         heads = json.loads(file.read_text())["settings"].get("heads", {})
         assert heads.items() <= present.items(), file.name
     page = " ".join((ROOT / "docs" / "benchmarks.md").read_text().split())
-    assert "except those without AVX-512: those are of the present heads" in page
+    assert "except those without AVX-512 and with AMX: those are of the present heads" in page
 
 
 def test_the_readme_has_the_speed_ups_without_avx512() -> None:
@@ -358,6 +359,15 @@ def test_the_readme_has_the_speed_ups_without_avx512() -> None:
             measured.append(f"{row['speed_up']:.2f} ×")
     text = "P-EAGLE makes HumanEval {} and MT-Bench {} as fast, EAGLE-3 {} and {}."
     assert text.format(*measured) in (ROOT / "README.md").read_text()
+
+
+def test_the_readme_has_the_speed_ups_with_amx() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "trees_amx.json").read_text())
+    ways = {row["way"]: f"{row['speed_up']:.2f} ×" for row in results["parts"]["humaneval"]}
+    text = (
+        "P-EAGLE with lookup makes HumanEval {P-EAGLE} as fast on it, EAGLE-3 {EAGLE-3 + lookup}."
+    )
+    assert text.format(**ways) in (ROOT / "README.md").read_text()
 
 
 def test_machines_without_avx512_have_the_name_of_those_with_it() -> None:

@@ -29,7 +29,8 @@ def steps(benchmark_script):
 
 
 def test_every_result_has_its_command(steps) -> None:
-    results = {file.stem.removesuffix("_avx2") for file in (BENCHMARKS / "results").glob("*.json")}
+    names = [file.stem for file in (BENCHMARKS / "results").glob("*.json")]
+    results = {name.removesuffix("_avx2").removesuffix("_amx") for name in names}
     assert results == steps().keys(), "a result without a command goes, and the other way round"
     scripts = [Path(word) for step in steps(device="cuda").values() for word in step.command]
     named = [path for path in scripts if path.suffix == ".py"]
@@ -47,10 +48,16 @@ def test_options_reach_their_steps(steps) -> None:
         assert "cuda" in found[name].command
 
 
-def test_speeds_without_avx512_are_kept_apart(benchmark_script, monkeypatch) -> None:
+def test_speeds_of_kinds_of_cpus_are_kept_apart(benchmark_script, monkeypatch) -> None:
     suite = benchmark_script("suite")
-    for capability, ending in (("AVX2", "_avx2.json"), ("AVX512", ".json")):
+    kinds = (
+        ("AVX2", False, "_avx2.json"),
+        ("AVX512", False, ".json"),
+        ("AVX512", True, "_amx.json"),
+    )
+    for capability, tiles, ending in kinds:
         monkeypatch.setattr(suite.cpu, "get_cpu_capability", lambda found=capability: found)
+        monkeypatch.setattr(suite, "load", lambda tiles=tiles: Namespace(tiles=tiles))
         for step in ("trees", "training_speed"):
             assert suite.file_name(step, "cpu") == f"{step}{ending}"
         assert suite.file_name("acceptance", "cpu") == "acceptance.json"
