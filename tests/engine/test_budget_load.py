@@ -13,10 +13,11 @@ import pytest
 from peagle.engine.adaptive import AdaptiveBudget
 from peagle.engine.budget import Ask
 from peagle.engine.costs import PROMPT_ROWS, Curve, measure, row_counts
+from peagle.engine.engine import CHUNK
 from peagle.engine.tree import Candidate, Draft, along, grow
 from peagle.methods.p_eagle import PEagle
 
-K, CHUNK, PROMPT_TOKENS = 7, 2048, 125
+K, PROMPT_TOKENS = 7, 125
 # Seconds as found for SmolLM2-135M and its P-EAGLE head on two cores of a Xeon.
 VERIFY = Curve({1: 0.0195, 4: 0.0245, 8: 0.0275, 12: 0.029, 16: 0.033, 20: 0.0374, 24: 0.042,
                 40: 0.06, 80: 0.1, 128: 0.14, 512: 0.5})  # fmt: skip

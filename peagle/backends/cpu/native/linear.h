@@ -17,7 +17,7 @@ constexpr int MOST_PRODUCTS = 3;  // of the same rows
 
 // Rows that are turned into tiles at a time: they stay in the second cache, while panel after panel
 // is multiplied by them.
-constexpr int64_t MOST_TURNED = 1 << 19;
+constexpr int64_t MOST_TURNED = 1 << 19;  // their inputs: a megabyte
 inline int64_t turned_rows(int64_t inputs) {
   return 2 * LANES * std::max<int64_t>(1, MOST_TURNED / (2 * LANES * inputs));
 }

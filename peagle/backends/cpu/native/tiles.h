@@ -82,8 +82,8 @@ inline void square(const Bits* turned, int64_t blocks, const Bf16* w, int64_t pa
   _tile_stored(3, sums[1][1], 64);
 }
 
-// Rows x (rows, inputs) as tiles (rows / 16, inputs / 32), inputs downwards. A team shares the
-// work.
+// Rows x (rows, inputs) as tiles (rows / 16, inputs / 32), inputs downwards. All threads of a
+// team share them.
 inline void turn(const Bf16* x, int64_t rows, int64_t inputs, Bits* tiles) {
   int64_t steps = inputs / STEP;
 #pragma omp for schedule(static) nowait
